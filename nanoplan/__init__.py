@@ -1,0 +1,1 @@
+"""nanoplan: training LLM planning agents, in a codebase small enough to read in an afternoon."""
