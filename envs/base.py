@@ -57,8 +57,8 @@ class PlanView:
 
 
 class Env:
-    """One request: tools to call, then a final answer. Subclasses give reset, call, fork's deep part
-    (if copying `answer_text` and `num_calls` is not enough), verify, view and reference_view."""
+    """One request: tools to call, then a final answer. Subclasses give reset, call, verify, view,
+    reference_view, and fork where a shallow copy would share state that changes."""
 
     task: Task
     tools: list[Tool]
@@ -127,13 +127,22 @@ class Env:
 
 
 def invalid_arguments(tool: Tool, arguments: dict) -> str:
-    """Why `arguments` break the tool's schema; "" if they do not."""
-    validator = jsonschema.Draft202012Validator(tool.parameters)
-    error = next(iter(validator.iter_errors(arguments)), None)
-    if error is None:
-        return ""
-    place = ".".join(str(part) for part in error.absolute_path)
-    return f"{place + ': ' if place else ''}{error.message}"
+    """Why `arguments` break the tool's schema; "" if they do not. Arguments that the schema does not
+    name are refused, whether or not it says additionalProperties: every prompt carries the schema."""
+    try:
+        error = next(jsonschema.Draft202012Validator(tool.parameters).iter_errors(arguments), None)
+        problem = "" if error is None else f"{json_path(error)}{error.message}"
+    except RecursionError:
+        return "arguments nested too deeply"
+    known = tool.parameters.get("properties", {})
+    unknown = "" if problem else ", ".join(sorted(map(str, arguments.keys() - known.keys())))
+    return f"unknown argument {unknown[:80]}; arguments: {', '.join(known)}" if unknown else problem
+
+
+def json_path(error: jsonschema.ValidationError) -> str:
+    """Where in the document a schema error lies, as "a.0.b: "; "" at the top."""
+    path = ".".join(str(part) for part in error.absolute_path)
+    return f"{path}: " if path else ""
 
 
 def error_text(reason: str) -> str:
