@@ -366,6 +366,13 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+def logits(h: Tensor, w: Tensor) -> Tensor:
+    """h (N, D), w (V, D) of one dtype -> h @ w^T, (N, V) fp32: never rounded to bf16 on the way."""
+    if h.is_cuda and h.dtype != torch.float32 and not torch.is_grad_enabled():
+        return torch.mm(h, w.t(), out_dtype=torch.float32)  # no fp32 copy of w in every decode step
+    return F.linear(h.float(), w.float())
+
+
 class Model(nn.Module):
     """A causal language model over T packed tokens.
 
@@ -439,5 +446,5 @@ class Model(nn.Module):
         h, w = self.lm_head.widened(self.model.norm(x))
         w = w[: self.num_ids]
         if targets is None:
-            return F.linear(h.float(), w.float())
+            return logits(h, w)
         return linear_logp(h, w, targets, temperature=temperature)
