@@ -59,16 +59,21 @@ class Rollout:
     """sampler  open / fork / extend / step / close (nanoplan.sampler.Sampler)
     chat     open / observe / parse / encode / decode / stop_ids (nanoplan.chat.Chat)
     workers  threads for tools; 0 runs them between two steps
+    stop_strings  texts that end a turn as a stop token does; the id that completes one is kept whole
     raises   ValueError if total_tokens does not fit in a row of the sampler
     """
 
-    def __init__(self, sampler, chat, budget: Budget, *, workers: int = 8):
+    def __init__(
+        self, sampler, chat, budget: Budget, *, workers: int = 8, stop_strings: tuple[str, ...] = ()
+    ):
         if budget.total_tokens > sampler.max_len:
             raise ValueError(
                 f"total_tokens={budget.total_tokens} does not fit in the sampler's rows of "
                 f"max_len={sampler.max_len} tokens; lower total_tokens or raise max_len"
             )
         self.sampler, self.chat, self.budget, self.workers = sampler, chat, budget, workers
+        self.stop_strings = stop_strings
+        self.stop_window = max((len(text.encode()) for text in stop_strings), default=0) + 4  # ids, see Chat
         self.wait_s = 0.0  # seconds in which every row was waiting for a tool
 
     def start(self, env: Env, *, seed: int, group: int = 0, member: int = 0) -> Episode:
@@ -111,8 +116,8 @@ class Rollout:
 
         An episode that is over is left as it is; one that pauses keeps its row, and the world's answer stays
         in `pending`, so that it can be forked and advised before its next turn.
-        advisor  called before every turn but the first, when the world has answered, in a worker thread; its
-                 text is observed as a user turn beside the world's answer, and the world does not move
+        advisor  called before every turn but the first, in a worker thread, while the world's answer is in
+                 `pending`; its text is observed as a user turn after that answer, and the world does not move
         """
         if turns is not None and turns < 1:
             raise ValueError(f"turns={turns}; must be 1 or more, or None to run to the end")
@@ -201,7 +206,7 @@ class Rollout:
                 asking = []
                 if waiting:
                     self._collect(waiting, running, new)
-                if running:
+                if running and not new:  # a place that has become free is filled before the next step
                     ended = self._decode(running)
                     if ended:
                         running = [episode for episode in running if episode not in ended]
@@ -219,7 +224,7 @@ class Rollout:
         for episode, id, logp in zip(running, ids, logps, strict=True):
             trajectory = episode.trajectory
             trajectory.sample(id, logp)
-            if id in stop_ids:
+            if id in stop_ids or (self.stop_strings and self._ends_in_stop_string(episode)):
                 ended.add(episode)
             elif len(trajectory.ids) >= episode.limit:
                 own = episode.limit - episode.turn_start == self.budget.turn_tokens
@@ -227,6 +232,11 @@ class Rollout:
                 episode.turns += 1
                 ended.add(episode)
         return ended
+
+    def _ends_in_stop_string(self, episode: Episode) -> bool:
+        ids = episode.trajectory.ids
+        window = ids[max(episode.turn_start, len(ids) - self.stop_window) :]
+        return self.chat.stop_string_hit(window, self.stop_strings) is not None
 
     def _submit(self, pool, episode: Episode, goal: int | None, advisor: Advisor | None) -> Future:
         if pool is not None:
@@ -263,7 +273,7 @@ class Rollout:
             self._act(episode)
             if trajectory.stop or (goal is not None and episode.turns >= goal):
                 return None
-        messages, episode.pending = episode.pending, None
+        messages = episode.pending
         if advisor is not None:
             try:
                 advice = advisor(episode)
@@ -272,6 +282,7 @@ class Rollout:
                 return None
             if advice:
                 messages = [*messages, Message("user", advice)]
+        episode.pending = None
         stopped = trajectory.ids[-1] in self.chat.stop_ids
         ids = self.chat.observe(messages, stopped=stopped, tools=episode.env.tools)
         if len(trajectory.ids) + len(ids) >= self.budget.total_tokens:  # no room to answer it
