@@ -8,9 +8,9 @@ Shape legend of the repository:
   N  rows of T that are trained on (in a critic's context: continuations per critique)
 
 Which path runs is decided once, here, at import:
-  a CUDA GPU of compute capability 8.0 or more and triton installed   the Triton kernels, for CUDA tensors
-  TRITON_INTERPRET=1                                                  the same kernels, interpreted, for any tensor
-  otherwise                                                           plain torch
+  a GPU of compute capability 8.0 or more, triton installed   the Triton kernels, for CUDA tensors
+  TRITON_INTERPRET=1                                          the same kernels, interpreted, for any tensor
+  otherwise                                                   plain torch
 NANOPLAN_KERNELS=torch|triton overrides this, to compare the two. `PATH` says what was chosen.
 """
 
@@ -34,10 +34,16 @@ def choose_path(wanted: str, *, installed: bool, interpret: bool, gpu: bool) -> 
         raise ValueError(f"NANOPLAN_KERNELS={wanted!r}: wanted torch, triton or nothing; correct or unset it")
     can_run = installed and (interpret or gpu)
     if wanted == "triton" and not can_run:
-        missing = "triton is not installed" if not installed else "there is no GPU and TRITON_INTERPRET is not 1"
-        raise ValueError(f"NANOPLAN_KERNELS='triton' but {missing}; unset it, or set TRITON_INTERPRET=1 to interpret")
+        missing = (
+            "triton is not installed" if not installed else "there is no GPU and TRITON_INTERPRET is not 1"
+        )
+        raise ValueError(
+            f"NANOPLAN_KERNELS='triton' but {missing}; unset it, or set TRITON_INTERPRET=1 to interpret"
+        )
     if interpret and not installed and wanted != "torch":
-        raise ValueError("TRITON_INTERPRET=1 but triton is not installed; install triton or unset TRITON_INTERPRET")
+        raise ValueError(
+            "TRITON_INTERPRET=1 but triton is not installed; install triton or unset TRITON_INTERPRET"
+        )
     return wanted or ("triton" if can_run else "torch")
 
 

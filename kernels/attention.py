@@ -2,17 +2,17 @@
 
 o_t = sum_{s <= t, same sequence} softmax_s(q_t . k_s / sqrt(E)) v_s
 
-On CUDA, in half precision, torch's own varlen attention (torch >= 2.10; its arguments changed between releases, so
-they are read from its signature). Anywhere else one SDPA call per sequence over heads-first copies. Measured on two
-cores, forward + backward, CPU seconds per layer, best of 7:
+On CUDA, in half precision, torch's own varlen attention (torch >= 2.10; its arguments changed between
+releases, so they are read from its signature). Anywhere else one SDPA call per sequence over heads-first
+copies. Measured on two cores, forward + backward, CPU seconds per layer, best of 7:
 
                                              per sequence   per sequence, GQA   padded buckets   this file
   H4 J1 E16, 100 sequences of 400..900            1.82            1.80               1.44            1.23
   H4 J2 E16, 200 sequences of 40..120             0.22            0.19               0.18            0.13
   H9 J3 E64, 8 sequences of 200..600              0.22            0.28               0.31            0.22
 
-Padding sequences of similar length into one batch saves no time: the cost is the backward of SDPA, not the loop.
-Repeating key/value heads before the loop costs less than `enable_gqa`, whose backward sums head by head.
+Padding sequences of similar length into one batch saves no time: the cost is the backward of SDPA, not the
+loop. Repeating key/value heads before the loop costs less than `enable_gqa`, whose backward is slower.
 """
 
 import inspect
@@ -65,7 +65,8 @@ def packed_causal(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, max_le
 
     q           (T, H, E) queries after RoPE, any float dtype
     k, v        (T, J, E) keys and values, H a multiple of J
-    cu_seqlens  (S + 1,) int32 or int64, 0 first and T last: sequence s is rows cu_seqlens[s] to cu_seqlens[s + 1] - 1
+    cu_seqlens  (S + 1,) int32 or int64, 0 first and T last: sequence s starts at row
+                cu_seqlens[s] and ends before row cu_seqlens[s + 1]
     max_len     tokens of the longest sequence
     returns     (T, H, E), scores scaled by E**-0.5
     raises      ValueError when H is not a multiple of J

@@ -8,8 +8,9 @@ With l = logp - old_logp clamped to +-20, ratio = exp(l), A the advantage:
   d loss_n / d logp_n = -u, or 0 where c < u strictly, where the dual clip is active, or where the clamp hit;
                         plus kl_beta (1 - exp(d)), or 0 where that clamp hit
 
-All normalisations are the caller's weights (see nanoplan.losses). Eager torch with the same metrics dispatches about 90
-operations for a few hundred kilobytes: this file exists for the launches and for metrics without synchronisation.
+All normalisations are the caller's weights (see nanoplan.losses). Eager torch with the same metrics
+dispatches about 90 operations for a few hundred kilobytes: this file exists for the launches and for metrics
+without synchronisation.
 """
 
 import torch
@@ -23,7 +24,7 @@ METRICS = ("tokens", "clip_low", "clip_high", "ratio_sum", "ratio_max", "kl_old"
 def clip_loss_ref(
     logp, old_logp, advantages, weights, *, clip_low, clip_high, dual_clip=None, ref_logp=None, kl_beta=0.0
 ) -> Tensor:
-    """The loss alone, by its definition, differentiated by autograd, in the inputs' dtype; finite inputs only."""
+    """The loss alone, by its definition, in the dtype of finite inputs; autograd differentiates it."""
     ratio = (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
     if dual_clip is not None:
@@ -64,7 +65,9 @@ def _clip_loss_torch(logp, old_logp, advantages, weights, ref_logp, clip_low, cl
     loss = torch.where(used, weights * loss, 0.0).sum()
     grad = torch.where(used, weights * grad, 0.0)
     columns = (used, used & clipped & (advantages < 0), used & high, ratio, ratio - log_ratio - 1, kl_ref)
-    tokens, low, high, ratio_sum, kl_old, kl_ref = torch.where(used, torch.stack([x.float() for x in columns]), 0.0).sum(1)
+    tokens, low, high, ratio_sum, kl_old, kl_ref = torch.where(
+        used, torch.stack([x.float() for x in columns]), 0.0
+    ).sum(1)
     ratio_max = torch.cat([torch.where(used, ratio, 0.0), ratio.new_zeros(1)]).amax()
     return loss, grad, torch.stack([tokens, low, high, ratio_sum, ratio_max.float(), kl_old, kl_ref])
 
@@ -104,19 +107,22 @@ def clip_loss(
     clip_low/high   the ratio is clipped to [1 - clip_low, 1 + clip_high]
     dual_clip       > 1: with a negative advantage a token loses at most dual_clip * |advantage|
     ref_logp        (N,) fp32 reference log-probs for kl_beta * k3, or None
-    returns         loss () = sum of weights * loss of each token; metrics, 0-dim fp32 tensors without gradient, sums over
-                    the tokens of weight > 0: tokens, clip_low and clip_high (tokens whose gradient the lower, and the
-                    upper or dual, clip stopped), ratio_sum, kl_old (k3 estimate of KL(old || new)), kl_ref (k3 estimate
-                    of KL(new || ref), 0 without ref_logp); and ratio_max, their maximum (0 without tokens)
+    returns         loss () = sum of weights * loss of each token; metrics, 0-dim fp32 tensors without
+                    gradient, sums over the tokens of weight > 0: tokens, clip_low and clip_high (tokens whose
+                    gradient the lower, and the upper or dual, clip stopped), ratio_sum, kl_old (k3 estimate
+                    of KL(old || new)), kl_ref (k3 estimate of KL(new || ref), 0 without ref_logp); and
+                    ratio_max, their maximum (0 without tokens)
     raises          ValueError for shapes or clips that do not fit
-    source          PPO clip with DAPO's two sides (arXiv:2503.14476); dual clip arXiv:1912.09729; k3 by J. Schulman
+    source          PPO clip with DAPO's two sides (arXiv:2503.14476); dual clip arXiv:1912.09729;
+                    k3: J. Schulman, "Approximating KL divergence"
     """
     given = [logp, old_logp, advantages, weights] + ([] if ref_logp is None else [ref_logp])
     if any(x.shape != logp.shape or x.ndim != 1 for x in given):
         raise ValueError(f"shapes {[tuple(x.shape) for x in given]}: wanted (N,) for all of them")
     if not (0 <= clip_low <= 1 and clip_high >= 0) or (dual_clip is not None and dual_clip <= 1):
         raise ValueError(
-            f"clip_low={clip_low}, clip_high={clip_high}, dual_clip={dual_clip}: wanted 0..1, >= 0, > 1 or None"
+            f"clip_low={clip_low}, clip_high={clip_high}, dual_clip={dual_clip}: "
+            "wanted 0..1, >= 0, None or > 1"
         )
     loss, metrics = _ClipLoss.apply(
         logp, old_logp, advantages, weights, ref_logp, clip_low, clip_high, dual_clip, kl_beta

@@ -5,10 +5,10 @@ With z = h w^T, x = z / temperature, lse = log sum exp x, p = exp(x - lse):
   d logp_n / d h_n = u_n = (w_{y_n} - sum_v p_nv w_v) / temperature
   d loss / d w = sum_n g_n (onehot(y_n) - p_n) h_n^T / temperature,  g = d loss / d logp
 
-Frozen head (LoRA): u needs nothing from the loss, so forward forms it and backward is g[:, None] * u: two GEMMs for any
-loss. Trainable head: keep lse, recompute the logits chunk by chunk in backward: four GEMMs, d w accumulated in fp32.
-Every loss of this repository is plain torch on the (N,) log-probs. Logits are fp32: rounding them to bf16 moves
-64 % of the importance ratios by more than 1 %.
+Frozen head (LoRA): u needs nothing from the loss, so forward forms it and backward is g[:, None] * u: two
+GEMMs for any loss. Trainable head: keep lse, recompute the logits chunk by chunk in backward: four GEMMs, d w
+accumulated in fp32. Every loss of this repository is plain torch on the (N,) log-probs. Logits are fp32:
+rounding them to bf16 moves 64 % of the importance ratios by more than 1 %.
 """
 
 import torch
@@ -19,8 +19,10 @@ from torch.autograd.function import once_differentiable
 MIN_LOGITS = 1 << 20
 
 
-def linear_logp_ref(h: Tensor, w: Tensor, targets: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The meaning: log_softmax of all logits in one piece, differentiable in both outputs, in the inputs' dtype."""
+def linear_logp_ref(
+    h: Tensor, w: Tensor, targets: Tensor, *, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The meaning: log_softmax of all logits at once, in the inputs' dtype; autograd differentiates both."""
     x = torch.log_softmax(h @ w.T / temperature, dim=-1)  # (N, V)
     return x.gather(1, targets[:, None])[:, 0], -(x.exp() * x).sum(dim=-1)
 
@@ -36,7 +38,7 @@ def _buffer(parts: list[slice], w: Tensor) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    """a @ b in fp32 into `out`. Half-precision inputs stay so on CUDA (fp32 accumulator); elsewhere they are fp32."""
+    """Write a @ b to `out`, fp32; half-precision inputs (CUDA only) have an fp32 accumulator."""
     if a.dtype == torch.float32:
         return torch.mm(a, b, out=out)
     return torch.mm(a, b, out_dtype=torch.float32, out=out)
@@ -47,7 +49,9 @@ def _work_dtype(w: Tensor) -> torch.dtype:
     return w.dtype if w.is_cuda else torch.float32
 
 
-def _logp_u(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _logp_u(
+    h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Forward of a frozen head: logp (N,), entropy (N,), both fp32, and u (N, D) in the dtype of h."""
     N = h.shape[0]
     logp, entropy = torch.empty(2, N, dtype=torch.float32, device=h.device)
@@ -74,7 +78,9 @@ def _logp_u(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: in
     return logp, entropy, u
 
 
-def _logp_lse(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _logp_lse(
+    h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Forward without gradient: logp, entropy, lse, each (N,) fp32."""
     N = h.shape[0]
     logp, entropy, lse = torch.empty(3, N, dtype=torch.float32, device=h.device)
@@ -97,7 +103,9 @@ def _logp_lse(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: 
     return logp, entropy, lse
 
 
-def _grads(h, w, targets, lse, g, temperature: float, chunk: int, *, need_h: bool) -> tuple[Tensor | None, Tensor]:
+def _grads(
+    h, w, targets, lse, g, temperature: float, chunk: int, *, need_h: bool
+) -> tuple[Tensor | None, Tensor]:
     """Backward of a trainable head: dh (N, D) like h or None, dw (V, D) like w, from g (N,) fp32."""
     w_work = w.to(_work_dtype(w))
     dh = torch.empty_like(h) if need_h else None
@@ -122,7 +130,9 @@ def _grads(h, w, targets, lse, g, temperature: float, chunk: int, *, need_h: boo
 
 def _refuse_entropy_gradient(grad: Tensor | None) -> None:
     if grad is not None:
-        raise ValueError("the entropy of linear_logp is for logging and has no gradient; detach it before the loss")
+        raise ValueError(
+            "the entropy of linear_logp is for logging and has no gradient; detach it before the loss"
+        )
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -166,25 +176,30 @@ class _TrainableHead(torch.autograd.Function):
 def linear_logp(
     h: Tensor, w: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int = 512
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each target and the entropy of each row under softmax(h w^T / temperature).
+    """Return each target's log-probability and each row's entropy under softmax(h w^T / temperature).
 
     h            (N, D) any float dtype, hidden states after the final norm; N may be 0
-    w            (V, D) same dtype, the head's rows for ids the tokenizer knows; frozen unless it requires grad
+    w            (V, D) same dtype, head rows of the ids the tokenizer knows; frozen unless it requires grad
     targets      (N,) int64 in [0, V)
     temperature  of the policy that sampled the targets, > 0
     chunk        rows whose logits are held at once; more when V is small
-    returns      logp (N,) fp32, nats, differentiable in h, and in w when it requires grad; entropy (N,) fp32, nats, for
-                 logging: a loss that asks for its gradient raises ValueError in backward
-    raises       ValueError for shapes that do not fit, a temperature <= 0 and, on the CPU, targets out of range
+    returns      logp (N,) fp32, nats, differentiable in h, and in w when it requires grad; entropy (N,) fp32,
+                 nats, for logging: a loss that asks for its gradient raises ValueError in backward
+    raises       ValueError for shapes that do not fit, a temperature <= 0, targets out of range (CPU only)
     """
     if h.ndim != 2 or w.ndim != 2 or h.shape[1] != w.shape[1] or targets.shape != h.shape[:1]:
         raise ValueError(
-            f"h {tuple(h.shape)}, w {tuple(w.shape)}, targets {tuple(targets.shape)}: wanted (N, D), (V, D), (N,)"
+            f"h {tuple(h.shape)}, w {tuple(w.shape)}, targets {tuple(targets.shape)}: "
+            "wanted (N, D), (V, D), (N,)"
         )
     if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: wanted > 0 (temperature 0 has no distribution to score)")
-    if not targets.is_cuda and targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < w.shape[0]:
-        raise ValueError(f"targets span {int(targets.min())}..{int(targets.max())}, wanted 0..{w.shape[0] - 1}")
+        raise ValueError(
+            f"temperature={temperature}: wanted > 0 (temperature 0 has no distribution to score)"
+        )
+    if not targets.is_cuda and targets.numel():
+        low, high = (int(x) for x in targets.aminmax())
+        if low < 0 or high >= w.shape[0]:
+            raise ValueError(f"targets span {low}..{high}, wanted 0..{w.shape[0] - 1}")
     grad = torch.is_grad_enabled()
     if grad and w.requires_grad:
         return _TrainableHead.apply(h, w, targets, temperature, chunk)

@@ -1,8 +1,8 @@
 """Pack trajectories into flat micro-batches: no padding, and nothing that no gradient needs.
 
-Zero-advantage trajectories are left out before the trunk; of the others, only the positions that predict a sampled token
-reach the head. What follows the last sampled token is cut off. This file does not decide what a token weighs
-(nanoplan.losses) or how many micro-batches other ranks run (nanoplan.dist).
+Zero-advantage trajectories are left out before the trunk; of the others, only the positions that predict a
+sampled token reach the head. What follows the last sampled token is cut off. This file does not decide what a
+token weighs (nanoplan.losses) or how many micro-batches other ranks run (nanoplan.dist).
 """
 
 from __future__ import annotations
@@ -40,38 +40,44 @@ def pack(
     device: str | torch.device = "cpu",
     keep_zero: bool = False,
 ) -> list[Batch]:
-    """Pack trajectories into as few micro-batches of at most max_tokens as fit, of about equal size. Deterministic.
+    """Pack trajectories into few micro-batches of at most max_tokens and about equal size. Deterministic.
 
     advantages   one per trajectory
     max_tokens   tokens of a micro-batch, prompts and observations included
     keep_zero    keep trajectories of advantage 0, which a KL term still moves
     returns      batches in which sequences keep the order given; [] when nothing is left to train on
-    raises       ValueError when one trajectory alone is longer than max_tokens or starts with a sampled token, and for
-                 advantages that are not finite or not one per trajectory
+    raises       ValueError when one trajectory alone is longer than max_tokens or starts with a sampled
+                 token, and for advantages that are not finite or not one per trajectory
     """
     if len(trajectories) != len(advantages):
-        raise ValueError(f"{len(trajectories)} trajectories and {len(advantages)} advantages: wanted one each")
+        raise ValueError(
+            f"{len(trajectories)} trajectories and {len(advantages)} advantages: wanted one each"
+        )
     lengths: dict[int, int] = {}  # trajectory -> tokens the trunk reads: all before the last sampled one
     for i, (trajectory, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
         assert len(trajectory.ids) == len(trajectory.sampled) == len(trajectory.logp)
         if advantage - advantage != 0:
-            raise ValueError(f"advantage {i} is {advantage}: wanted a finite number; leave judge errors out as 0.0")
+            raise ValueError(
+                f"advantage {i} is {advantage}: wanted a finite number; leave judge errors out as 0.0"
+            )
         if not any(trajectory.sampled) or (advantage == 0 and not keep_zero):
             continue
         if trajectory.sampled[0]:
-            raise ValueError(f"trajectory {i} starts with a sampled token: nothing predicts it; open with a prompt")
+            raise ValueError(
+                f"trajectory {i} starts with a sampled token: nothing predicts it; open with a prompt"
+            )
         lengths[i] = max(t for t, sampled in enumerate(trajectory.sampled) if sampled)
         if lengths[i] > max_tokens:
             raise ValueError(
-                f"trajectory {i} has {lengths[i]} tokens, more than max_tokens={max_tokens}; raise max_tokens or lower "
-                "the rollout's total token budget"
+                f"trajectory {i} has {lengths[i]} tokens, more than max_tokens={max_tokens}; raise it or "
+                "lower the rollout's total token budget"
             )
     groups = balance(lengths, max_tokens=max_tokens)
     return [_batch(group, trajectories, advantages, lengths, device) for group in groups]
 
 
 def balance(lengths: dict[int, int], *, max_tokens: int) -> list[list[int]]:
-    """Split keys into groups of at most max_tokens in all: longest first, each into the emptiest group that holds it."""
+    """Split keys into groups of at most max_tokens in all: longest first, each into the emptiest group."""
     order = sorted(lengths, key=lambda i: (-lengths[i], i))
     count = -(-sum(lengths.values()) // max_tokens)
     while True:
@@ -122,8 +128,8 @@ def _batch(group, trajectories, advantages, lengths, device) -> Batch:
 def pad_micro_batches(batches: list[Batch], count: int, *, device: str | torch.device = "cpu") -> list[Batch]:
     """Append dummies until there are `count` micro-batches, so that every rank runs the same number.
 
-    A dummy is one token without targets: its loss is a sum over nothing, exactly 0, and its backward gives every
-    parameter a gradient of zeros, so that a rank without work takes part in each collective.
+    A dummy is one token without targets: its loss is a sum over nothing, exactly 0, and its backward gives
+    every parameter a gradient of zeros, so that a rank without work takes part in each collective.
     raises  ValueError when there are more than `count` already: dropping one would lose samples
     """
     if len(batches) > count:

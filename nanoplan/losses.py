@@ -1,7 +1,8 @@
 """Policy losses on per-token log-probs. Pure functions: tensors in, a scalar and sums for the log out.
 
-Counts are those of the whole optimizer step, summed over ranks and micro-batches before the first backward. So each
-micro-batch's loss is its share of the step's loss, losses add up, and no way of splitting the batch changes the result.
+Counts are those of the whole optimizer step, summed over ranks and micro-batches before the first backward.
+So each micro-batch's loss is its share of the step's loss, losses add up, and no way of splitting the batch
+changes the result.
 """
 
 import torch
@@ -21,27 +22,30 @@ def token_weights(
 ) -> Tensor:
     """Return what each trained token weighs in the step's loss, (N,) fp32.
 
-    reduction   "token":    1 / num_tokens, the mean over all tokens of the step (DAPO, arXiv:2503.14476)
-                "sequence": 1 / (its sequence's tokens * num_sequences), the mean of means (GRPO, arXiv:2402.03300)
+    reduction   "token": 1 / num_tokens, the mean over all tokens of the step (DAPO, arXiv:2503.14476)
+                "sequence": 1 / (tokens of its sequence * num_sequences), a mean of means (GRPO,
+                arXiv:2402.03300)
                 "constant": 1 / (max_tokens_per_sequence * num_sequences) (Dr. GRPO, arXiv:2503.20783)
-    num_tokens, num_sequences   of the whole step, over ranks and micro-batches. Counting trajectories of advantage 0 or
-                not is the caller's choice: with them the step is smaller the more groups are constant
-    raises      ValueError for another reduction or a count < 1 that the reduction divides by
+    num_tokens, num_sequences
+                of the whole step, over ranks and micro-batches. Whether trajectories of advantage 0 count is
+                the caller's choice: if they do, a step is smaller the more groups are constant
+    raises      ValueError for another reduction, or a count < 1 that the reduction divides by
     """
-    needed = {
-        "token": {"num_tokens": num_tokens},
-        "sequence": {"num_sequences": num_sequences},
-        "constant": {"num_sequences": num_sequences, "max_tokens_per_sequence": max_tokens_per_sequence},
+    denominators = {
+        "token": num_tokens,
+        "sequence": num_sequences,
+        "constant": num_sequences * max_tokens_per_sequence,
     }
-    if reduction not in needed:
-        raise ValueError(f"reduction={reduction!r}: wanted one of {', '.join(needed)}")
-    for name, value in needed[reduction].items():
-        if value < 1 and len(batch.rows):
-            raise ValueError(f"{name}={value} with {len(batch.rows)} tokens to weigh; sum it over the whole step first")
-    if reduction == "sequence":
-        return 1.0 / (batch.lengths[batch.sequence].float() * max(num_sequences, 1))
-    constant = max(num_tokens, 1) if reduction == "token" else max(num_sequences, 1) * max_tokens_per_sequence
-    return torch.full_like(batch.old_logp, 1.0 / max(constant, 1))
+    if reduction not in denominators:
+        raise ValueError(f"reduction={reduction!r}: wanted one of {', '.join(denominators)}")
+    denominator = denominators[reduction]
+    if denominator < 1 and len(batch.rows):
+        raise ValueError(
+            f"num_tokens={num_tokens}, num_sequences={num_sequences}, max_tokens_per_sequence="
+            f"{max_tokens_per_sequence} with {len(batch.rows)} tokens to weigh; sum over the whole step first"
+        )
+    weights = torch.full_like(batch.old_logp, 1.0 / max(denominator, 1))
+    return weights / batch.lengths[batch.sequence] if reduction == "sequence" else weights
 
 
 def truncated_ratio(logp: Tensor, sampler_logp: Tensor, *, cap: float) -> Tensor:
@@ -57,13 +61,13 @@ def truncated_ratio(logp: Tensor, sampler_logp: Tensor, *, cap: float) -> Tensor
 
 
 def sequence_log_ratio(logp: Tensor, old_logp: Tensor, batch: Batch) -> Tensor:
-    """Return each token's mean of logp - old_logp over its sequence, (N,): log of GSPO's s_i. Differentiable."""
+    """Return each token's mean of logp - old_logp over its sequence, (N,): the log of GSPO's s_i."""
     sums = logp.new_zeros(len(batch.lengths)).index_add(0, batch.sequence, logp - old_logp)  # (S,)
     return (sums / batch.lengths.clamp(min=1))[batch.sequence]
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor, weights: Tensor) -> Tensor:
-    """Return sum of weights * k3, k3 = exp(d) - d - 1 with d = ref_logp - logp clamped to +-20; differentiable in logp."""
+    """Return sum of weights * k3, k3 = exp(d) - d - 1 with d = ref_logp - logp clamped to +-20."""
     d = (ref_logp - logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (weights * (d.exp() - d - 1)).sum()
 
@@ -82,18 +86,19 @@ def policy_loss(
     truncated_is: float | None = None,
     trainer_logp: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return one micro-batch's share of the step's clipped-ratio loss and its metrics (sums, see kernels.clip_loss).
+    """Return one micro-batch's share of the step's clipped-ratio loss, and its metrics: sums, see clip_loss.
 
     logp          (N,) fp32, nats, of batch.targets under the model in training, at the sampling temperature
     weights       (N,) fp32 from token_weights
     ref_logp      (N,) log-probs of the reference for kl_beta * k3; None without a KL term
-    level         "token": a ratio per token; "sequence": GSPO (arXiv:2507.18071), one ratio per sequence, the exponential
-                  of its mean log-ratio; reduction "sequence" gives the paper's loss
-    truncated_is  None: the ratio is taken against the sampler's own log-probs, batch.old_logp. A number C: it is taken
-                  against trainer_logp, and each token's weight times min(exp(trainer_logp - batch.old_logp), C), so
-                  that the gap between sampler and trainer is corrected once, not twice
-    trainer_logp  (N,) the trainer's log-probs before the step's first update; None: logp itself, which is right when each
-                  batch is used for one update
+    level         "token": a ratio per token; "sequence": GSPO (arXiv:2507.18071), one ratio per sequence, the
+                  exponential of its mean log-ratio; reduction "sequence" gives the paper's loss
+    truncated_is  None: the ratio is taken against the sampler's own log-probs, batch.old_logp. A number C: it
+                  is taken against trainer_logp, and each token's weight times min(exp(trainer_logp -
+                  batch.old_logp), C), so that the gap between sampler and trainer is corrected once, not
+                  twice
+    trainer_logp  (N,) the trainer's log-probs before the step's first update; None: logp itself, which is
+                  right when each batch is used for one update
     raises        ValueError for another level
     """
     if level not in ("token", "sequence"):
@@ -104,7 +109,9 @@ def policy_loss(
         weights = weights * truncated_ratio(old_logp, batch.old_logp, cap=truncated_is)
     clips = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
     if level == "token":
-        return clip_loss(logp, old_logp, batch.advantages, weights, ref_logp=ref_logp, kl_beta=kl_beta, **clips)
+        return clip_loss(
+            logp, old_logp, batch.advantages, weights, ref_logp=ref_logp, kl_beta=kl_beta, **clips
+        )
     log_ratio = sequence_log_ratio(logp, old_logp, batch)
     loss, metrics = clip_loss(log_ratio, torch.zeros_like(log_ratio), batch.advantages, weights, **clips)
     if ref_logp is not None:
