@@ -75,17 +75,25 @@ class Request:
     sights_per_day: int  # wanted on a full day, by INTENSITY; 2 where the query does not say
 
 
+@lru_cache(maxsize=1 << 16)
 def normal(name: str) -> str:
     """A name for comparison: NFKC, straight apostrophes, case folded, runs of blanks as one."""
     return " ".join(unicodedata.normalize("NFKC", name).replace("’", "'").casefold().split())
 
 
+@lru_cache(maxsize=1 << 12)
 def minutes(text: str) -> int:
     """Minutes after midnight of "H:MM" or "HH:MM" (00:00 to 23:59). Raises ValueError."""
     match = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text.strip())
     if match is None:
         raise ValueError(f"{text[:20]!r} is not a time HH:MM")
     return 60 * int(match[1]) + int(match[2])
+
+
+def in_part(minute: int, part: str) -> bool:
+    """Whether a minute of the day lies in a part of day; always if the part is ""."""
+    low, high = PARTS_OF_DAY[part] if part else (0, 1440)
+    return low <= minute % 1440 <= high
 
 
 def clock(minute: int) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import jsonschema
 
 from envs.base import PlanView, clip, json_path
-from envs.triptailor_data import PARTS_OF_DAY, Database, Place, Request, Ride, clock, km, minutes, normal
+from envs.triptailor_data import Database, Place, Request, Ride, clock, in_part, km, minutes, normal
 
 MAX_ANSWER_CHARS = 20_000  # of a final answer; ours
 PRICE_TOLERANCE = 1.0  # ¥ a stated price may differ from the database's; ours
@@ -241,8 +241,7 @@ def _wishes(trip: Trip) -> float:
         met.append(trip.hotel.found is not None and trip.hotel.found.tags == request.category)
     for line, part in zip(trip.rides, request.parts, strict=True):
         if part:
-            low, high = PARTS_OF_DAY[part]
-            met.append(line.found is not None and low <= line.found.depart <= high)
+            met.append(line.found is not None and in_part(line.found.depart, part))
     return sum(met) / len(met) if met else 1.0
 
 

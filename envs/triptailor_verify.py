@@ -7,6 +7,7 @@ Constraints: TripTailor (arXiv:2508.01432), "feasibility" and "rationality"; the
 
 import math
 import re
+from functools import lru_cache
 
 from envs.base import Verdict, clip
 from envs.triptailor_data import clock, normal
@@ -24,6 +25,8 @@ CHECKS = (
 LATE_ARRIVAL = 18 * 60  # day 1 may be empty after this arrival, minutes of the day; ours
 EARLY_DEPARTURE = 12 * 60  # the last day may be empty before this departure; ours
 
+
+@lru_cache(maxsize=1 << 12)
 def duration_bounds(text: str) -> tuple[float, float] | None:
     """Allowed minutes (both ends included) of a visit by its recommended duration, or None if the
     text says nothing.
