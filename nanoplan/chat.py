@@ -11,8 +11,8 @@ Convention for templates that lack a form. What a template can do is tried out w
   Gemma 3 raises on the role) the Hermes text goes into ordinary content: signatures and instructions at the
   end of the system message, calls in the assistant's content, results as one user turn, each between
   <tool_response> tags.
-- System. Where the template refuses a system message, its text opens the first user message, before an empty
-  line.
+- System. Where the template refuses or drops a system message, its text opens the first user message, with an
+  empty line after it.
 - Alternation. Where it refuses two user messages in a row, they become one, with an empty line between them.
 
 Left out: images, documents, reasoning fields.
@@ -240,8 +240,8 @@ class Chat:
         """Render a dummy conversation step by step; call it before the first rollout.
 
         raises  ValueError naming the place, when a step changes what was printed before (a template that
-                drops thinking from the history, for one) or is printed otherwise in a long conversation than after
-                one turn. Ids of earlier turns could then not be kept.
+                drops thinking from the history, for one) or is printed otherwise in a long conversation
+                than after one turn. Ids of earlier turns could then not be kept.
         """
         tool = Tool("look_up", "Looks up.", {"type": "object", "properties": {"q": {"type": "string"}}})
         one, two = Call("look_up", {"q": "a"}), Call("look_up", {"q": "b", "n": 2})
