@@ -1,254 +1,30 @@
 """Batched sampling over a KV cache: rows open, fork, are extended with observed tokens, step and close.
 
-One object owns what a row is: its ids that are not cached yet, its length, its cache slot and its seed. A row with one
-uncached id decodes, in one batch with every other row named in the same `step`; a row with more is prefilled first,
-packed with all other rows that wait for it. A row's tokens depend on its seed, its index and its logits alone: not on
-its neighbours, on the number of rows or on the device.
+One object owns what a row is: its ids that are not cached yet, its length, its cache slot and its seed. A row
+with one uncached id decodes, in one batch with every other row named in the same `step`; a row with more is
+prefilled first, packed with all others that wait. A row's tokens depend on its seed, its index and its logits
+alone: not on its neighbours or on the number of rows.
+
+On a CPU a step costs what its rows and their lengths cost: attention reads runs of neighbouring slots, each
+up to the longest row in it. On CUDA a step runs all slots up to the highest one named, in a few fixed shapes,
+each captured once as a CUDA graph; slots that were not named compute something that nobody reads.
 
 Leaves out: stop tokens, budgets and text (rollout.py), speculative decoding, paging. Forks copy their prefix.
+Shape letters: kernels/__init__.py.
 """
 
 import heapq
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the step of splitmix64
+from nanoplan.cache import Cache, Decode, Piece, Prefill, Segment, plan_segments
+from nanoplan.draw import draw, id_hashes, noise_keys
+
 MASK64 = 2**64 - 1
-
-
-# ---- noise and draw: pure functions
-
-
-def mix64(x: np.ndarray) -> np.ndarray:
-    """Scramble (n,) uint64 with splitmix64's finaliser (Steele et al. 2014); a bijection."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def noise_keys(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Two 32-bit keys for the token at `indices` (n,) of the rows seeded `seeds` (n,) uint64 -> (n, 2) int32."""
-    keys = mix64(mix64(seeds) + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
-    keys = keys.view(np.uint32).reshape(-1, 2)
-    keys[:, 1] |= 1  # the second key multiplies: odd, so that no bit is lost
-    return keys.view(np.int32)
-
-
-def id_hashes(num_ids: int) -> Tensor:
-    """A fixed random-looking word for every vocabulary id -> (V,) int32."""
-    return torch.from_numpy(mix64(np.arange(num_ids, dtype=np.uint64) + np.uint64(GOLDEN)).astype(np.uint32).view(np.int32))
-
-
-def exponential_noise(keys: Tensor, hashes: Tensor) -> Tensor:
-    """Minus one Exp(1) variable for each (key, id): log(1 - u) with u uniform in (0, 1).
-
-    keys     (R, 2) int32 from `noise_keys`; hashes (V,) int32 from `id_hashes`
-    returns  (R, V) fp32, strictly negative; the same integers on every device. u has 31 bits and is finest near 0,
-             where the winners of a race are, so ids of probability 1e-9 keep their share
-    """
-    x = hashes[None, :] ^ keys[:, :1]  # (R, V) int32; products wrap
-    x *= keys[:, 1:]
-    x ^= x >> 15  # arithmetic shifts: the sign bit clears, 31 bits stay
-    x *= -2073254261  # 0x846CA68B, from Wellons' lowbias32
-    x ^= x >> 16
-    return x.float().add_(0.5).mul_(-(2.0**-31) * (1 - 2.0**-24)).log1p_()
-
-
-def keep_mask(p: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Which ids stay when p (R, V) is filtered by top-k, then top-p, then min-p -> (R, V) bool; the best always stays.
-
-    Order and meaning as in transformers: top-p adds up what top-k left, renormalised, and keeps the id that crosses it.
-    """
-    order = p.argsort(dim=-1, descending=True, stable=True)
-    ranked = p.gather(-1, order)  # (R, V), best first
-    keep = ranked >= min_p * ranked[:, :1]
-    if top_k > 0:
-        keep[:, top_k:] = False
-        ranked[:, top_k:] = 0
-    ranked /= ranked.sum(-1, keepdim=True)
-    keep &= ranked.cumsum(-1) - ranked < top_p
-    keep[:, 0] = True
-    return torch.zeros_like(keep).scatter_(-1, order, keep)
-
-
-def draw(logits: Tensor, keys: Tensor, hashes: Tensor, *, temperature: float, top_k=0, top_p=1.0, min_p=0.0):
-    """One id for each row by an exponential race (the Gumbel-max trick without its outer logarithm).
-
-    logits   (R, V) fp32, overwritten; keys, hashes: see `exponential_noise`
-    returns  ids (R,) int64, logp (R,) fp32 nats: of the unfiltered softmax(logits / temperature). Temperature 0 takes
-             the best id and reports its log-prob at temperature 1
-    """
-    if temperature not in (0, 1):
-        logits.mul_(1 / temperature)
-    x = logits.sub_(logits.amax(-1, keepdim=True))  # (R, V) <= 0
-    p = x.exp()
-    lse = p.sum(-1).log()  # (R,)
-    if temperature == 0:
-        ids = x.argmax(-1)
-    else:
-        if top_k > 0 or top_p < 1 or min_p > 0:
-            p *= keep_mask(p / p.sum(-1, keepdim=True), top_k=top_k, top_p=top_p, min_p=min_p)
-        ids = p.div_(exponential_noise(keys, hashes)).argmin(-1)  # argmax of p / Exp(1) has distribution p
-    return ids, x.gather(-1, ids[:, None])[:, 0] - lse
-
-
-# ---- attention over the cache
-
-
-@dataclass(slots=True)
-class Segment:
-    """Neighbouring slots whose attention is one matrix product, up to the longest length among them."""
-
-    start: int  # the segment's first row in the decode batch
-    stop: int  # and the one after its last
-    low: int  # first slot
-    high: int  # slot after the last; high - low > stop - start where slots between are not decoded
-    longest: int  # cache tokens attended to
-
-
-def plan_segments(slots: list[int], lengths: list[int], *, overhead: int) -> list[Segment]:
-    """Cut the decoded slots (rising) into segments, so that little padding is read and few products are started.
-
-    lengths   tokens attended to, a slot each
-    overhead  what one more segment costs, in cache tokens of one row
-    """
-    segments = []
-    start, longest = 0, lengths[0]
-    for i in range(1, len(slots)):
-        joined = (slots[i] + 1 - slots[start]) * max(longest, lengths[i])
-        apart = (slots[i - 1] + 1 - slots[start]) * longest + lengths[i] + overhead
-        if joined > apart:
-            segments.append(Segment(start, i, slots[start], slots[i - 1] + 1, longest))
-            start, longest = i, lengths[i]
-        elif lengths[i] > longest:
-            longest = lengths[i]
-    segments.append(Segment(start, len(slots), slots[start], slots[-1] + 1, longest))
-    return segments
-
-
-def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """One query token a row against its cache: q (R, H, E), k and v (R, J, C, E), bias (R, 1, 1, C) or None -> (R, H, E).
-
-    The H/J query heads that share a key head are the rows of one matrix product. On the CPU plain products are twice
-    as fast as SDPA, given k stored as (R, J, E, C).
-    """
-    R, H, E = q.shape
-    q = q.view(R, k.shape[1], -1, E)  # (R, J, K, E)
-    if q.dtype == torch.float32 and q.device.type == "cpu":
-        scores = torch.matmul(q * E**-0.5, k.transpose(2, 3))  # (R, J, K, C)
-        if bias is not None:
-            scores += bias
-        out = torch.matmul(scores.softmax(-1), v)
-    else:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias.to(q.dtype))
-    return out.reshape(R, H, E)
-
-
-class Decode:
-    """`attend` for one new token a row: stores its key and value, then attends to the row's cache."""
-
-    def __init__(self, cache, slots: Tensor, positions: Tensor, segments: list[Segment]):
-        """slots, positions (R,) int64: rising slots, and the index at which each row's new token is stored."""
-        self.cache, self.slots, self.positions, self.segments = cache, slots, positions, segments
-        self.members = [self._members(s) for s in segments]
-        self.biases = [self._bias(s, m) for s, m in zip(segments, self.members, strict=True)]
-
-    def _members(self, s: Segment) -> Tensor | None:
-        """Places of a segment's rows among its slots, or None when every slot is decoded."""
-        return None if s.high - s.low == s.stop - s.start else self.slots[s.start : s.stop] - s.low
-
-    def _bias(self, s: Segment, members: Tensor | None) -> Tensor:
-        last = self.positions[s.start : s.stop]
-        if members is not None:
-            last = last.new_zeros(s.high - s.low).index_copy_(0, members, last)
-        hidden = torch.arange(s.longest, device=last.device) > last[:, None]  # (slots, C)
-        bias = torch.zeros(hidden.shape, device=last.device).masked_fill_(hidden, -math.inf)
-        return bias[:, None, None, :]
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache[layer]
-        keys[self.slots, :, self.positions] = k
-        values[self.slots, :, self.positions] = v
-        outs = [self._segment(s, i, q[s.start : s.stop], keys, values) for i, s in enumerate(self.segments)]
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-    def _segment(self, s: Segment, i: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        members = self.members[i]
-        if members is not None:
-            q = q.new_zeros(s.high - s.low, *q.shape[1:]).index_copy_(0, members, q)
-        out = decode_attention(q, keys[s.low : s.high, :, : s.longest], values[s.low : s.high, :, : s.longest], self.biases[i])
-        return out if members is None else out[members]
-
-
-@dataclass(slots=True)
-class Piece:
-    """Tokens of one row inside a packed prefill."""
-
-    slot: int  # cache slot
-    cached: int  # tokens of the row that are cached already
-    ids: list[int]  # the tokens to cache
-
-
-class Prefill:
-    """`attend` for packed tokens of several rows: stores keys and values, each row attends to its own prefix and itself."""
-
-    def __init__(self, cache, pieces: list[Piece], device: torch.device):
-        self.cache, self.pieces = cache, pieces
-        self.biases = [self._bias(len(p.ids), p.cached, device) if p.cached else None for p in pieces]
-
-    @staticmethod
-    def _bias(num: int, cached: int, device) -> Tensor:
-        """(num, cached + num) fp32: query i sees the prefix and new tokens up to its own."""
-        return torch.full((num, cached + num), -math.inf, device=device).triu_(cached + 1)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache[layer]
-        out = torch.empty_like(q)
-        start = 0
-        for piece, bias in zip(self.pieces, self.biases, strict=True):
-            stop, end = start + len(piece.ids), piece.cached + len(piece.ids)
-            rk, rv = k[start:stop].transpose(0, 1), v[start:stop].transpose(0, 1)  # (J, n, E)
-            keys[piece.slot, :, piece.cached : end] = rk
-            values[piece.slot, :, piece.cached : end] = rv
-            if piece.cached:
-                rk, rv = keys[piece.slot, :, :end].contiguous(), values[piece.slot, :, :end]  # (J, C, E)
-            J, K = rk.shape[0], q.shape[1] // rk.shape[0]
-            rq = q[start:stop].unflatten(1, (J, K)).permute(2, 1, 0, 3)  # (K, J, n, E)
-            a = F.scaled_dot_product_attention(
-                rq, rk.expand(K, -1, -1, -1), rv.expand(K, -1, -1, -1),
-                attn_mask=None if bias is None else bias.to(q.dtype), is_causal=bias is None,
-            )  # fmt: skip
-            out[start:stop] = a.permute(2, 1, 0, 3).flatten(1, 2)
-            start = stop
-        return out
-
-
-# ---- memory
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that a new allocation can have: of the GPU, or of this machine within its container's limit."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return free
-
-
-# ---- the sampler
 
 
 @dataclass(slots=True)
@@ -280,14 +56,19 @@ class Sampler:
         min_p: float = 0.0,
         training: bool = True,
         prefill_tokens: int = 4096,
+        dtype: torch.dtype | None = None,
+        graphs: bool = True,
     ):
-        """Allocate the cache: `rows` rows of `max_len` tokens, in the model's dtype and on its device.
+        """Allocate the cache on the model's device.
 
-        rows            rows that can be open at once; None: as many as fit in 80 % of the free memory, at most 1024
+        rows            rows open at once; None: as many as fit in 80 % of the free memory, at most 1024
+        max_len         tokens of a row
         temperature     of the softmax that ids are drawn from; 0 takes the best id
         top_p, top_k, min_p  filters, for evaluation only
-        prefill_tokens  most tokens of one prefill pass (bounds its activations)
-        raises          ValueError: the cache does not fit in free memory; a filter with training=True; values out of range
+        prefill_tokens  most tokens of one prefill pass; bounds its activations
+        dtype           in which the model computes keys and values; None: that of its weights
+        graphs          on CUDA: replay decode steps as CUDA graphs (a mixture of experts never does)
+        raises          ValueError: no room for the cache, a filter while training, a value out of range
         """
         self._check_settings(rows, max_len, temperature, top_p, top_k, min_p, training)
         self.model = model
@@ -297,12 +78,19 @@ class Sampler:
         self.version = 0  # of the weights: counts resets
         weight = next(model.parameters())
         self.device = weight.device
-        self.cache = self._allocate(rows, weight.dtype)
+        self.cache = Cache(
+            model.config, rows=rows, max_len=max_len, dtype=dtype or weight.dtype, device=self.device
+        )
         self.hashes = id_hashes(model.num_ids).to(self.device)
         self.rows: dict[int, Row] = {}
-        self.free_slots = list(range(self.num_slots))  # a heap: the lowest free slot first, so that live rows stay dense
+        self.free_slots = list(range(self.cache.num_slots))  # a heap: lowest first, live rows stay dense
         self.next_handle = 0
         self.first_handle = 0  # of this version of the weights
+        self.use_graphs = graphs and self.device.type == "cuda" and not model.config.num_experts
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.graphs_state = None  # what they were captured from, see _model_state
+        self.graphs_checked = False  # since the last reset
+        self.pool = torch.cuda.graph_pool_handle() if self.use_graphs else None  # memory they share
 
     @staticmethod
     def _check_settings(rows, max_len, temperature, top_p, top_k, min_p, training) -> None:
@@ -320,43 +108,15 @@ class Sampler:
                 "training=False to evaluate"
             )
 
-    def _allocate(self, rows: int | None, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Zeroed keys and values for each layer, (rows, J, C, E) each; sets num_slots and segment_overhead."""
-        c = self.model.config
-        columns = self.max_len + 1  # the last takes the writes of idle full rows in a CUDA graph
-        row_bytes = 2 * c.num_layers * c.num_kv_heads * columns * c.head_dim * dtype.itemsize
-        free = free_bytes(self.device)
-        if rows is None:
-            rows = max(1, min(1024, int(0.8 * free) // row_bytes))
-        if rows * row_bytes > free:
-            raise ValueError(
-                f"rows={rows} x max_len={self.max_len} needs {rows * row_bytes / 1e9:.1f} GB of cache, "
-                f"{free / 1e9:.1f} free; lower rows or max_len"
-            )
-        self.num_slots = rows
-        self.segment_overhead = 400_000 // (2 * c.num_kv_heads * c.head_dim * dtype.itemsize)
-        shape = (rows, c.num_kv_heads, columns, c.head_dim)
-        transposed = (rows, c.num_kv_heads, c.head_dim, columns)  # see decode_attention; strides only, shapes agree
-
-        def zeros() -> tuple[Tensor, Tensor]:  # on the CPU untouched pages take no memory
-            if self.device.type == "cpu":
-                keys = torch.zeros(transposed, dtype=dtype).transpose(2, 3)
-            else:
-                keys = torch.zeros(shape, dtype=dtype, device=self.device)
-            return keys, torch.zeros(shape, dtype=dtype, device=self.device)
-
-        return [zeros() for _ in range(c.num_layers)]
-
-    # ---- rows
-
     @property
     def free(self) -> int:
         """Rows that can still be opened."""
         return len(self.free_slots)
 
     def open(self, ids: list[int], *, seed: int) -> int:
-        """A new row that begins with `ids`; they are prefilled with other waiting rows at the next `step` or `fork`.
+        """A new row that begins with `ids`; they are prefilled with other rows at the next `step` or `fork`.
 
+        seed    any integer; noise depends on its lowest 64 bits
         raises  ValueError: no ids, an id outside [0, num_ids), more than max_len, no free row
         """
         if not ids:
@@ -371,9 +131,7 @@ class Sampler:
         if len(source.pending) > 1:
             self._prefill_waiting()
         slot = self._take_slot()
-        for tensors in self.cache:
-            for t in tensors:
-                t[slot, :, : source.cached] = t[source.slot, :, : source.cached]
+        self.cache.copy(source.slot, slot, source.cached)
         return self._add(Row(slot, seed & MASK64, source.cached, list(source.pending)))
 
     def extend(self, row: int, ids: list[int]) -> None:
@@ -393,18 +151,22 @@ class Sampler:
         return self._row(row).length
 
     def reset(self) -> None:
-        """After a weight update: drop every row and what is cached of it; a row opened before cannot be continued."""
+        """After a weight update, or any change of what the model computes: drop every row and its cache.
+
+        Rows opened before cannot be continued: naming one raises.
+        """
         self.version += 1
         self.rows.clear()
-        self.free_slots = list(range(self.num_slots))
+        self.free_slots = list(range(self.cache.num_slots))
         self.first_handle = self.next_handle
+        self.graphs_checked = False
 
     @torch.no_grad()
     def step(self, rows: list[int]) -> tuple[list[int], list[float]]:
         """Sample one token for each named row and append it; all other rows wait untouched.
 
         returns  ids and their log-probs (nats, at the sampling temperature), in the order of `rows`
-        raises   ValueError: a row that is closed, unknown, older than the last reset, named twice, or max_len long
+        raises   ValueError: a row that is closed, unknown, older than the last reset, named twice or full
         """
         states = [self._row(r) for r in rows]
         if len(set(rows)) < len(rows):
@@ -416,15 +178,14 @@ class Sampler:
         if any(len(s.pending) > 1 for s in states):
             self._prefill_waiting()
         order = sorted(range(len(states)), key=lambda i: states[i].slot)
-        ids, logp = self._decode([states[i] for i in order])
+        decode = self._decode_slots if self.device.type == "cuda" else self._decode_rows
+        ids, logp = decode([states[i] for i in order])
         out_ids, out_logp = [0] * len(order), [0.0] * len(order)
         for i, token, lp in zip(order, ids, logp, strict=True):
             states[i].cached += 1
             states[i].pending[0] = out_ids[i] = token
             out_logp[i] = lp
         return out_ids, out_logp
-
-    # ---- checks
 
     def _row(self, handle: int) -> Row:
         state = self.rows.get(handle)
@@ -433,7 +194,10 @@ class Sampler:
         if not 0 <= handle < self.next_handle:
             raise ValueError(f"row {handle} was never opened")
         if handle < self.first_handle:
-            raise ValueError(f"row {handle} was opened before the last weight update (version {self.version}); open it again")
+            raise ValueError(
+                f"row {handle} was opened before the weight update that made version {self.version}; "
+                "its cache is of the old weights, open a new row"
+            )
         raise ValueError(f"row {handle} is closed")
 
     def _check_ids(self, ids: list[int]) -> None:
@@ -443,11 +207,13 @@ class Sampler:
 
     def _check_length(self, length: int, what: str) -> None:
         if length > self.max_len:
-            raise ValueError(f"{what}: {length} tokens exceed max_len={self.max_len}; raise max_len or stop the row earlier")
+            raise ValueError(
+                f"{what}: {length} tokens exceed max_len={self.max_len}; raise it or stop earlier"
+            )
 
     def _take_slot(self) -> int:
         if not self.free_slots:
-            raise ValueError(f"all {self.num_slots} rows are open; close one or raise rows")
+            raise ValueError(f"all {self.cache.num_slots} rows are open; close one or raise rows")
         return heapq.heappop(self.free_slots)
 
     def _add(self, state: Row) -> int:
@@ -455,11 +221,9 @@ class Sampler:
         self.next_handle += 1
         return self.next_handle - 1
 
-    # ---- passes of the model
-
     @torch.no_grad()
     def _prefill_waiting(self) -> None:
-        """Cache all but the last token of every row, packed into passes of at most `prefill_tokens` tokens."""
+        """Cache all but the last token of every row, in passes of at most `prefill_tokens` tokens."""
         pieces: list[Piece] = []
         room = self.prefill_tokens
         for state in self.rows.values():
@@ -482,14 +246,85 @@ class Sampler:
         attend = Prefill(self.cache, pieces, self.device)
         self.model(ids, torch.from_numpy(positions).to(self.device), attend, rows=nothing)
 
-    def _decode(self, states: list[Row]) -> tuple[list[int], list[float]]:
-        """One token for each of `states` (slots rising, one pending id each)."""
+    def _forward(self, ids: Tensor, positions: Tensor, keys: Tensor, attend: Decode) -> Tensor:
+        """ids, positions (R,) int64, keys (R, 2) int32 -> (2, R) float64: ids drawn and their log-probs."""
+        drawn, logp = draw(self.model(ids, positions, attend), keys, self.hashes, **self.filters)
+        return torch.stack([drawn.double(), logp.double()])  # one tensor, so one copy back to the host
+
+    def _decode_rows(self, states: list[Row]) -> tuple[list[int], list[float]]:
+        """One token for each of `states` (slots rising, one pending id each); work for these rows alone."""
+        slots, lengths = [s.slot for s in states], [s.cached + 1 for s in states]
+        ids, positions = [s.pending[0] for s in states], [s.cached for s in states]
+        inputs = torch.tensor([slots, ids, positions])  # (3, R) int64
+        segments = plan_segments(slots, lengths, overhead=self.cache.segment_overhead)
+        attend = Decode(self.cache, inputs[0], inputs[2], segments)
+        drawn, logp = self._forward(inputs[1], inputs[2], torch.from_numpy(_keys(states)), attend).tolist()
+        return [int(i) for i in drawn], logp
+
+    def _decode_slots(self, states: list[Row]) -> tuple[list[int], list[float]]:
+        """The same over all slots up to the highest, in shapes that repeat, for CUDA graphs.
+
+        A slot that is not named runs token 0 at its first free index: the key it leaves there lies beyond
+        what its row sees, and the row's own next token overwrites it.
+        """
         slots = [s.slot for s in states]
-        lengths = [s.cached + 1 for s in states]
-        inputs = torch.tensor([slots, [s.cached for s in states], [s.pending[0] for s in states]], device=self.device)
-        keys = noise_keys(np.array([s.seed for s in states], dtype=np.uint64), np.array(lengths))
-        segments = plan_segments(slots, lengths, overhead=self.segment_overhead)
-        attend = Decode(self.cache, inputs[0], inputs[1], segments)
-        logits = self.model(inputs[2], inputs[1], attend)
-        ids, logp = draw(logits, torch.from_numpy(keys).to(self.device), self.hashes, **self.filters)
-        return ids.tolist(), logp.tolist()
+        width = min(_round_up(slots[-1] + 1, 16 if slots[-1] >= 8 else 4), self.cache.num_slots)
+        longest = min(_round_up(max(s.cached for s in states) + 1, 256), self.max_len)
+        host = np.zeros((4, width), np.int64)  # ids, positions, two noise keys
+        for s in self.rows.values():
+            if s.slot < width:
+                host[1, s.slot] = s.cached
+        host[0, slots] = [s.pending[0] for s in states]
+        host[2:, slots] = _keys(states).T
+        inputs = torch.from_numpy(host)
+        if self.use_graphs:
+            drawn = self._replay(width, longest, inputs)
+        else:
+            drawn = self._forward_slots(longest, inputs.to(self.device))
+        ids, logp = drawn[:, slots].tolist()
+        return [int(i) for i in ids], logp
+
+    def _forward_slots(self, longest: int, inputs: Tensor) -> Tensor:
+        """inputs (4, width) int64 on the device: ids, positions, noise keys of slots [0, width)."""
+        width = inputs.shape[1]
+        slots = torch.arange(width, device=self.device)
+        attend = Decode(self.cache, slots, inputs[1], [Segment(0, width, 0, width, longest)])
+        return self._forward(inputs[0], inputs[1], inputs[2:].T.to(torch.int32), attend)
+
+    def _replay(self, width: int, longest: int, inputs: Tensor) -> Tensor:
+        """`_forward_slots` as a CUDA graph, captured at its shape's first use -> (2, width) on the host."""
+        if not self.graphs_checked:
+            if (state := _model_state(self.model)) != self.graphs_state:
+                self.graphs.clear()
+                self.graphs_state = state
+            self.graphs_checked = True
+        if (width, longest) not in self.graphs:
+            fixed = inputs.to(self.device)
+            side = torch.cuda.Stream(self.device)
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):  # libraries set themselves up; it writes what the replay will write
+                self._forward_slots(longest, fixed)
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                drawn = self._forward_slots(longest, fixed)
+            self.graphs[width, longest] = graph, fixed, drawn
+        graph, fixed, drawn = self.graphs[width, longest]
+        fixed.copy_(inputs)
+        graph.replay()
+        return drawn.cpu()
+
+
+def _keys(states: list[Row]) -> np.ndarray:
+    """Noise keys (R, 2) int32 of the token that each row samples next."""
+    return noise_keys(np.array([s.seed for s in states], np.uint64), np.array([s.cached + 1 for s in states]))
+
+
+def _round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def _model_state(model) -> tuple:
+    """What a captured graph depends on: where the weights lie and which adapters are on."""
+    switches = tuple(m.on for m in model.modules() if hasattr(m, "on"))
+    return tuple(p.data_ptr() for p in model.parameters()), switches
