@@ -1,19 +1,21 @@
 """Resume: what training changes, saved so that a kill at any moment leaves a whole checkpoint.
 
-A checkpoint is a folder step_N: the trainable parameters and their optimizer state (torch.distributed.checkpoint,
-each rank its part), and state.json (counters, random generators per rank). It is written as step_N.tmp and renamed
-when every rank is done, so a folder without .tmp is complete. Names are those of model.named_parameters(), so a
-run may go on with another number of processes.
+A checkpoint is a folder step_N: the trainable parameters and their optimizer state, each rank its part, in
+torch.distributed.checkpoint's format; and state.json with counters and each rank's random generators. It is
+written as step_N.tmp and renamed when every rank is done, so a folder without .tmp is complete. Names are
+those of model.named_parameters(), so a run may go on with another number of processes.
 
 Not here: frozen weights (they come from the base folder), hyperparameters (they come from the config; lr is a
 function of the step), exports (weights.save_model, lora.save_adapter).
 """
 
+import contextlib
 import json
 import os
 import random
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -47,7 +49,8 @@ def save(folder, step: int, model: nn.Module, optimizer, state: dict, *, keep: i
             temp.mkdir(parents=True)
 
     def write():
-        dcp.save(tensors, checkpoint_id=temp, no_dist=not torch_dist.is_initialized())
+        with _one_or_many() as no_dist:
+            dcp.save(tensors, checkpoint_id=temp, no_dist=no_dist)
 
     def finish():
         if dist.is_main():
@@ -62,7 +65,7 @@ def save(folder, step: int, model: nn.Module, optimizer, state: dict, *, keep: i
 
 
 def latest(folder) -> Path | None:
-    """The complete checkpoint with the highest step in folder, or None; leftovers of killed saves do not count."""
+    """The complete checkpoint with the highest step, or None; leftovers of killed saves do not count."""
     found = _complete(Path(folder))
     return found[-1] if found else None
 
@@ -71,11 +74,11 @@ def load(path, model: nn.Module, optimizer) -> dict:
     """Fill model and optimizer in place from a checkpoint; return the `state` given to save, and its `step`.
 
     Also sets python's and torch's random generators, if the number of processes is the one that saved.
-    raises   ValueError if path is no complete checkpoint, is damaged, or holds other parameters than model trains
+    raises   ValueError if path is not complete, is damaged, or holds other parameters than the model trains
     """
     path = Path(path)
     if not _is_complete(path):
-        raise ValueError(f"{path} is no complete checkpoint; give a step_N folder, or start without --resume")
+        raise ValueError(f"{path} is no complete checkpoint; give another step_N folder")
     record = json.loads((path / "state.json").read_text(encoding="utf-8"))
     saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     params = _trainable(model)
@@ -83,11 +86,10 @@ def load(path, model: nn.Module, optimizer) -> dict:
     tensors = {f"model.{name}": p.detach() for name, p in params.items()}
     tensors.update(_empty_state(saved, params))
     try:
-        dcp.load(tensors, checkpoint_id=path, no_dist=not torch_dist.is_initialized())
+        with _one_or_many() as no_dist:
+            dcp.load(tensors, checkpoint_id=path, no_dist=no_dist)
     except CheckpointException as error:
-        raise ValueError(
-            f"{path} is damaged ({_cause(error)}); delete it to resume from an older one"
-        ) from error
+        raise ValueError(f"{path} is damaged ({_cause(error)}); delete it to resume an older one") from None
     _fill_optimizers(optimizer, params, {**tensors, **record["optim"]})
     if record["world"] == dist.world():
         _set_generators(record["generators"][dist.rank()])
@@ -95,6 +97,14 @@ def load(path, model: nn.Module, optimizer) -> dict:
 
 
 # tensors
+
+
+@contextlib.contextmanager
+def _one_or_many():
+    """Whether torch shall do without a process group, and without its warning that it does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield not torch_dist.is_initialized()
 
 
 def _trainable(model) -> dict[str, nn.Parameter]:
@@ -106,7 +116,7 @@ def _optimizers(optimizer) -> list:
 
 
 def _collect(model, optimizer):
-    """(tensors by "model.<param>" and "optim.<param>.<key>", JSON values of the optimizers by the same names)."""
+    """(tensors by "model.<param>" and "optim.<param>.<key>", the optimizers' plain numbers by such names)."""
     params = _trainable(model)
     names = {p: name for name, p in params.items()}
     tensors = {f"model.{name}": p.detach() for name, p in params.items()}
@@ -125,26 +135,23 @@ def _check_params(path, saved, params):
     there = {key[len("model.") :]: tuple(m.size) for key, m in saved.items() if key.startswith("model.")}
     differ = [n for n in {**there, **shapes} if there.get(n) != shapes.get(n)]
     if differ:
-        first = (
-            f"{differ[0]} is {there.get(differ[0], 'absent')} there, {shapes.get(differ[0], 'absent')} here"
-        )
+        old, new = there.get(differ[0], "absent"), shapes.get(differ[0], "absent")
         raise ValueError(
-            f"{path} holds other parameters than the model trains: {first} ({len(differ)} differ in all); "
+            f"{path} holds other parameters than the model trains: {differ[0]} is {old} there, {new} here "
+            f"({len(differ)} differ in all); "
             "resume with the model and adapter flags of the run that saved it"
         )
 
 
 def _empty_state(saved, params):
-    """A tensor for every saved optimizer entry: placed like its parameter, or on the CPU if its shape is another."""
+    """A tensor per saved optimizer entry: placed like its parameter, or on the CPU if shaped otherwise."""
     empty = {}
     for key, meta in saved.items():
         if key.startswith("optim."):
-            p, dtype = params[key[len("optim.") :].rpartition(".")[0]], meta.properties.dtype
-            like_param = tuple(meta.size) == tuple(p.shape)
+            p, dtype = params[key[len("optim.") :].rpartition(".")[0]].detach(), meta.properties.dtype
+            like_param = meta.size == p.shape
             empty[key] = (
-                torch.zeros_like(p.detach(), dtype=dtype)
-                if like_param
-                else torch.zeros(meta.size, dtype=dtype)
+                torch.zeros_like(p, dtype=dtype) if like_param else torch.zeros(meta.size, dtype=dtype)
             )
     return empty
 
@@ -244,7 +251,7 @@ def _on_all_ranks(part, temp):
             shutil.rmtree(temp, ignore_errors=True)
         free_gb = shutil.disk_usage(_existing(temp)).free / 1e9
         raise OSError(
-            f"checkpoint {temp.stem} was not saved in {temp.parent} ({errors[0]}; {free_gb:.1f} GB free there); "
+            f"checkpoint {temp.stem} was not saved in {temp.parent} ({errors[0]}; {free_gb:.1f} GB free); "
             "older checkpoints are as they were: free space or lower keep, then resume"
         )
 
