@@ -1,16 +1,27 @@
 """The rows of the built-in world's five CSV files, drawn from a seed, under the official column names."""
 
 import csv
+import math
 import random
 from pathlib import Path
 
 from envs.triptailor_data import CATEGORIES, WEEKDAYS, Place, km
 
 CITIES = ("Lanmu", "Sorin", "Tavek", "Belor", "Nirou", "Quela", "Dasho", "Fenri", "Huvan", "Okeda")
-ADJECTIVES = (
-    *("Amber", "Jade", "Willow", "Silver", "Golden", "Quiet", "Red", "Blue"),
-    *("Lotus", "Maple", "Cloud", "Stone", "River", "Morning", "Old", "Grand"),
-)
+WORDS = {  # first words of names by kind; until a kind has used all of its own, one names one place of a city
+    "hotel": (
+        *("Amber", "Jade", "Willow", "Silver", "Golden", "Quiet", "Crimson", "Azure"),
+        *("Lotus", "Maple", "Cloud", "Ivory", "Coral", "Pearl", "Velvet", "Copper"),
+    ),
+    "restaurant": (
+        *("Ginger", "Pepper", "Clove", "Basil", "Sesame", "Lemon", "Plum", "Peach", "Olive", "Saffron"),
+        *("Chestnut", "Walnut", "Barley", "Honey", "Mint", "Cinnamon", "Almond", "Cherry", "Melon", "Fig"),
+    ),
+    "sight": (
+        *("Dragon", "Phoenix", "Tiger", "Crane", "Heron", "Turtle", "Falcon", "Swallow", "Stork", "Carp"),
+        *("Marble", "Granite", "Bronze", "Bamboo", "Cedar", "Pine", "Thunder", "Moonlit", "Hidden", "Sunken"),
+    ),
+}
 HOTEL_NOUNS = ("Inn", "Hotel", "Lodge", "House")
 MEAL_NOUNS = ("Kitchen", "Table", "Grill", "Wok", "Bistro")
 SIGHTS = {  # tag -> noun of the name
@@ -34,11 +45,11 @@ def fives(rng: random.Random, low: float, high: float) -> int:
     return 5 * rng.randint(-(-int(low) // 5), int(high) // 5)
 
 
-def names(rng: random.Random, nouns: tuple[str, ...], count: int) -> list[str]:
-    """`count` different names "Adjective Noun"; the i-th has the noun i modulo len(nouns)."""
-    adjectives = {noun: rng.sample(ADJECTIVES, len(ADJECTIVES)) for noun in nouns}
-    turns = [(nouns[i % len(nouns)], i // len(nouns)) for i in range(count)]
-    return [f"{adjectives[noun][turn]} {noun}" for noun, turn in turns]
+def names(rng: random.Random, kind: str, nouns: tuple[str, ...], count: int) -> list[str]:
+    """`count` different names "Word Noun"; the i-th has the noun i modulo len(nouns)."""
+    words = rng.sample(WORDS[kind], len(WORDS[kind]))
+    cycle = math.lcm(len(words), len(nouns))  # after it the same pairs would come again
+    return [f"{words[(i + i // cycle) % len(words)]} {nouns[i % len(nouns)]}" for i in range(count)]
 
 
 def spot(rng: random.Random, centre: Place) -> dict:
@@ -68,7 +79,7 @@ def lodging(rng: random.Random, centre: Place, name: str, price: int, category: 
 
 
 def hotel_rows(rng: random.Random, centre: Place, per_category: int) -> list[dict]:
-    called = names(rng, HOTEL_NOUNS, per_category * len(CATEGORIES))
+    called = names(rng, "hotel", HOTEL_NOUNS, per_category * len(CATEGORIES))
     return [
         lodging(rng, centre, name, fives(rng, *NIGHT[CATEGORIES[i % 4]]), CATEGORIES[i % 4])
         for i, name in enumerate(rng.sample(called, len(called)))
@@ -78,7 +89,7 @@ def hotel_rows(rng: random.Random, centre: Place, per_category: int) -> list[dic
 def restaurant_rows(rng: random.Random, centre: Place, count: int) -> list[dict]:
     """Of eight, four lie in the cheap tier, three in the dear one, one outside both."""
     rows = []
-    for i, name in enumerate(names(rng, MEAL_NOUNS, count)):
+    for i, name in enumerate(names(rng, "restaurant", MEAL_NOUNS, count)):
         low, high = ((20, 45), (205, 300))[i // 8 % 2] if i % 8 == 7 else TIERS[i % 2]
         rows.append(lodging(rng, centre, name, fives(rng, low, high), CUISINES[i % len(CUISINES)]))
     return rows
@@ -86,7 +97,7 @@ def restaurant_rows(rng: random.Random, centre: Place, count: int) -> list[dict]
 
 def sight_rows(rng: random.Random, centre: Place, count: int, first_id: int) -> list[dict]:
     rows = []
-    for i, name in enumerate(names(rng, tuple(SIGHTS.values()), count)):
+    for i, name in enumerate(names(rng, "sight", tuple(SIGHTS.values()), count)):
         tag = tuple(SIGHTS)[i % len(SIGHTS)]
         place = spot(rng, centre)
         opening = rng.choice(("08:00-17:00", "08:30-17:30", "09:00-18:00"))

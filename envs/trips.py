@@ -21,12 +21,12 @@ from pathlib import Path
 
 from envs.trip_planner import Options, plan_cost, plan_request
 from envs.trip_tables import (
-    ADJECTIVES,
     CITIES,
     CUISINES,
     MEAL_NOUNS,
     SIGHTS,
     TIERS,
+    WORDS,
     hmm,
     world_rows,
     write_csv,
@@ -50,8 +50,8 @@ INTENSITY_TEXT = {
     "moderate": "balancing guided exploration with some downtime",
     "high": "making the most of each day",
 }
-DRAWS = 6  # careless plans drawn per request; the budget is the FITTING-th cheapest of them, at the least
-FITTING = 4
+DRAWS = 5  # careless plans drawn per request; the budget is the FITTING-th cheapest of them, at the least
+FITTING = 2
 REFERENCE_HEED = 0.6  # probability that the reference heeds a wish
 
 
@@ -290,15 +290,15 @@ def build(
     cities       2 to 10
     train, test  requests per split
     hotels       per city and category, 1 to 16
-    restaurants, attractions   per city; at least 4 and 2 per day of the longest trip, at most 80 and 128
+    restaurants, attractions   per city; at least 4 and 2 per day of the longest trip, at most 100 and 160
     days         shortest and longest trip, 2 to 7
     raises       ValueError for a size outside these ranges
     """
     sizes = {
         "cities": (cities, 2, len(CITIES)),
-        "hotels": (hotels, 1, len(ADJECTIVES)),
-        "restaurants": (restaurants, 4 * days[1], len(ADJECTIVES) * len(MEAL_NOUNS)),
-        "attractions": (attractions, 2 * days[1], len(ADJECTIVES) * len(SIGHTS)),
+        "hotels": (hotels, 1, len(WORDS["hotel"])),
+        "restaurants": (restaurants, 4 * days[1], len(WORDS["restaurant"]) * len(MEAL_NOUNS)),
+        "attractions": (attractions, 2 * days[1], len(WORDS["sight"]) * len(SIGHTS)),
         "days[0]": (days[0], 2, days[1]),
         "days[1]": (days[1], days[0], 7),
         "train": (train, 0, 10**6),
