@@ -20,8 +20,9 @@ import torch
 
 try:
     import triton
+    import triton.language as tl
 except ImportError:  # optional: without it everything runs on the torch path
-    triton = None
+    triton = tl = None
 
 
 def choose_path(wanted: str, *, installed: bool, interpret: bool, gpu: bool) -> str:
@@ -57,3 +58,8 @@ PATH = choose_path(
 def runs_triton(tensor: torch.Tensor) -> bool:
     """Say whether a kernel whose input is `tensor` runs as Triton (else as torch)."""
     return PATH == "triton" and (INTERPRET or tensor.is_cuda)
+
+
+def jit(function):
+    """Decorate a kernel with triton.jit; without triton nothing calls it, and it stays as it is."""
+    return function if triton is None else triton.jit(function)
