@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 
 import pytest
 import torch
@@ -192,6 +193,23 @@ def test_gathered_state_is_what_is_saved(tmp_path):
     del state["lm_head.lora_A"]
     with pytest.raises(ValueError, match=r"lacks 1 adapter tensors, first lm_head\.lora_A"):
         save_adapter(model, tmp_path, base_name="base", state=state)
+
+
+def test_full_disk_keeps_the_old_adapter(tmp_path):
+    # the adapter of the last save truncated before the new one is written
+    model = trained(TIED)
+    save_adapter(model, tmp_path, base_name="base")
+    doubled = {name: parameter.detach() * 2 for name, parameter in trainable(model).items()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # bytes a file may have
+    try:
+        with pytest.raises(OSError, match="files there are unchanged"):
+            save_adapter(model, tmp_path, base_name="base", state=doubled)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert torch.equal(logits(load_adapter(init_model(TIED, seed=0), tmp_path)), logits(model))
+    save_adapter(model, tmp_path, base_name="base", state=doubled)
+    assert not torch.equal(logits(load_adapter(init_model(TIED, seed=0), tmp_path)), logits(model))
 
 
 def set_config(**fields):
