@@ -13,11 +13,17 @@ dispatches about 90 operations for a few hundred kilobytes: this file exists for
 without synchronisation.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels import jit, runs_triton, tl, triton
+
 MAX_LOG_RATIO = 20.0  # nats; exp(20) = 4.9e8 and its square are finite in fp32
+NO_DUAL_CLIP = 1e30  # a bound that no token reaches; inf times an advantage of 0 would be NaN
+BLOCK = 1024  # tokens per program
 METRICS = ("tokens", "clip_low", "clip_high", "ratio_sum", "ratio_max", "kl_old", "kl_ref")
 
 
@@ -34,6 +40,76 @@ def clip_loss_ref(
         d = (ref_logp - logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         loss = loss + kl_beta * (d.exp() - d - 1)
     return (weights * loss).sum()
+
+
+@jit
+def _clip_loss(
+    logp_ptr,  # (N,) fp32, nats
+    old_ptr,  # (N,) fp32, nats
+    advantage_ptr,  # (N,) fp32
+    weight_ptr,  # (N,) fp32
+    ref_ptr,  # (N,) fp32, nats; logp itself without a reference, which makes d = 0
+    grad_ptr,  # (N,) fp32, out: d loss / d logp
+    sums_ptr,  # (8, blocks) fp32, out: loss, then METRICS
+    N,
+    low,  # 1 - clip_low
+    high,  # 1 + clip_high
+    dual,  # dual_clip, or NO_DUAL_CLIP
+    kl_beta,
+    MAX: tl.constexpr,  # MAX_LOG_RATIO
+    B: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    weight = tl.load(weight_ptr + at, mask=at < N, other=0.0)
+    used = weight > 0
+    # Rows that are not used are never read: they may hold NaN.
+    logp = tl.load(logp_ptr + at, mask=used, other=0.0)
+    advantage = tl.load(advantage_ptr + at, mask=used, other=0.0)
+    raw = logp - tl.load(old_ptr + at, mask=used, other=0.0)
+    log_ratio = tl.minimum(tl.maximum(raw, -MAX), MAX)
+    ratio = tl.exp(log_ratio)
+    u = ratio * advantage
+    c = tl.minimum(tl.maximum(ratio, low), high) * advantage
+    clipped = c < u
+    surrogate = tl.minimum(u, c)
+    floor = tl.where(advantage < 0, dual * advantage, surrogate)
+    capped = surrogate < floor
+    raw_d = tl.load(ref_ptr + at, mask=used, other=0.0) - logp
+    d = tl.minimum(tl.maximum(raw_d, -MAX), MAX)
+    k3 = tl.exp(d) - d - 1
+    loss = kl_beta * k3 - tl.maximum(surrogate, floor)
+    grad = tl.where(clipped | capped | (tl.abs(raw) > MAX), 0.0, -u)
+    grad += tl.where(tl.abs(raw_d) > MAX, 0.0, kl_beta * (1 - tl.exp(d)))
+    tl.store(grad_ptr + at, weight * grad, mask=at < N)
+
+    blocks = tl.num_programs(0)
+    out = sums_ptr + tl.program_id(0)
+    stopped_high = (clipped & (advantage > 0)) | capped
+    tl.store(out, tl.sum(weight * loss, axis=0))
+    tl.store(out + blocks, tl.sum(used.to(tl.float32), axis=0))
+    tl.store(out + 2 * blocks, tl.sum((clipped & (advantage < 0)).to(tl.float32), axis=0))
+    tl.store(out + 3 * blocks, tl.sum(stopped_high.to(tl.float32), axis=0))
+    tl.store(out + 4 * blocks, tl.sum(tl.where(used, ratio, 0.0), axis=0))
+    tl.store(out + 5 * blocks, tl.max(tl.where(used, ratio, 0.0), axis=0))
+    tl.store(out + 6 * blocks, tl.sum(tl.where(used, ratio - log_ratio - 1, 0.0), axis=0))
+    tl.store(out + 7 * blocks, tl.sum(k3, axis=0))
+
+
+def _clip_loss_triton(logp, old_logp, advantages, weights, ref_logp, clip_low, clip_high, dual_clip, kl_beta):
+    """As _clip_loss_torch, in one launch and a sum over blocks: no atomics, nothing read back."""
+    N = logp.shape[0]
+    ref_logp = logp if ref_logp is None else ref_logp
+    inputs = [x.float().contiguous() for x in (logp, old_logp, advantages, weights, ref_logp)]
+    grad = torch.empty(N, dtype=torch.float32, device=logp.device)
+    sums = torch.zeros(8, max(1, triton.cdiv(N, BLOCK)), dtype=torch.float32, device=logp.device)
+    if N:
+        dual = NO_DUAL_CLIP if dual_clip is None else dual_clip
+        _clip_loss[(sums.shape[1],)](
+            *inputs, grad, sums, N, 1 - clip_low, 1 + clip_high, dual, kl_beta, MAX=MAX_LOG_RATIO, B=BLOCK
+        )
+    totals = sums.sum(dim=1)
+    totals[1 + METRICS.index("ratio_max")] = sums[1 + METRICS.index("ratio_max")].amax()
+    return totals[0], grad.to(logp.dtype), totals[1:]
 
 
 def _clip_loss_torch(logp, old_logp, advantages, weights, ref_logp, clip_low, clip_high, dual_clip, kl_beta):
@@ -75,7 +151,8 @@ def _clip_loss_torch(logp, old_logp, advantages, weights, ref_logp, clip_low, cl
 class _ClipLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logp, *rest):
-        loss, grad, metrics = _clip_loss_torch(logp, *rest)
+        run = _clip_loss_triton if runs_triton(logp) else _clip_loss_torch
+        loss, grad, metrics = run(logp, *rest)
         ctx.save_for_backward(grad)
         ctx.mark_non_differentiable(metrics)
         return loss, metrics
@@ -87,6 +164,7 @@ class _ClipLoss(torch.autograd.Function):
         return (g * grad, *[None] * 8)
 
 
+@torch.compiler.disable
 def clip_loss(
     logp: Tensor,
     old_logp: Tensor,
