@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as torch_dist
 
+START_S = 300  # two interpreters import torch; on a busy machine that takes a while
 WAIT_S = 60  # a collective that only one rank enters ends the test, not the machine
 
 
@@ -33,6 +34,7 @@ def run_pair(fn, *args) -> list:
 def _serve(rank, store, pipe):
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    pipe.send("ready")
     while True:
         try:
             fn, args = pipe.recv()
@@ -55,6 +57,8 @@ def _pipes():
         process.start()
         _processes.append(process)
         pipes.append(ours)
+    if not all(pipe.poll(START_S) and pipe.recv() == "ready" for pipe in pipes):
+        raise TimeoutError(f"two gloo processes did not start within {START_S} s")
     return pipes
 
 
