@@ -33,8 +33,8 @@ def parse_turn(text: str) -> Turn:
     A block is <tool_call>, one JSON object with `name` and `arguments`, </tool_call>. The object is read by a
     decoder from its first brace, so a closing tag inside a JSON string doesn't end the block. `arguments` may
     be missing or null (read as {}), or a string that holds JSON (parsed once more).
-    Malformed: broken or truncated JSON, NaN and infinities, a key twice, any other key, a lone surrogate,
-    nesting beyond MAX_DEPTH, no closing tag.
+    Malformed: broken or truncated JSON, NaN and numbers beyond a float, a key twice, any other key, a lone
+    surrogate, nesting beyond MAX_DEPTH, no closing tag.
     """
     calls, outside, position = [], [], 0
     while (start := text.find(CALL_OPEN, position)) >= 0:
@@ -118,6 +118,11 @@ def _finite(number: str) -> float:
     return value
 
 
+def _integer(number: str) -> int:
+    _finite(number)  # more digits than a float can hold: no tool wants them, and arithmetic on them raises
+    return int(number)
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
@@ -131,4 +136,6 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict:
     return result
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+_DECODER = json.JSONDecoder(
+    parse_float=_finite, parse_int=_integer, parse_constant=_no_constant, object_pairs_hook=_unique_keys
+)

@@ -590,10 +590,15 @@ DEEP = '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1)
         ('{"name": "f", "arguments": "x"}</tool_call>', "inside the arguments string"),
         ('{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
         ('{"name": "\\ud800", "arguments": {}}</tool_call>', "surrogate"),
+        ('{"name": "f", "arguments": {"a": [[{"\\udfff": 1}]]}}</tool_call>', "surrogate"),
+        (
+            '{"name": "f", "arguments": {"a": ' + "[" * MAX_DEPTH + "]" * MAX_DEPTH + "}}</tool_call>",
+            "nested deeper",
+        ),
         ('{"name": "f", "arguments": ' + DEEP + "}</tool_call>", "nested deeper"),
         ('{"name": "f", "arguments": {"a": ' + "[" * 200_000, "nested deeper"),
         ('{"name": "f", "arguments": "' + "[" * 200_000 + '"}</tool_call>', "nested deeper"),
-        ('{"name": "f", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", ""),
+        ('{"name": "f", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", "too large"),
         ('{"name": "' + "f" * 10_000 + '"}</tool_call>', "name must be"),
         ('{"' + "k" * 10_000 + '": 1}</tool_call>', "unexpected key"),
         ('{"name": "' + "f" * 10_000, "Unterminated"),
@@ -621,6 +626,19 @@ def test_reading_goes_on_after_a_malformed_call():
         turn = parse_turn(f"one {bad}{good} two")
         assert [bool(call.error) for call in turn.calls] == [True, False]
         assert turn.text == "one  two"
+
+
+def test_no_text_raises():
+    # one odd turn in ten thousand ends the run
+    rng = random.Random(0)
+    whole = (
+        'a <tool_call>{"name": "f", "arguments": {"a": [1, -2.5e3, "\\u00e9", null, true]}}</tool_call> b' * 2
+    )
+    pieces = [*TAGS[:2], *'{}[]",:\\', "\\u", "NaN", "\ufffd", "0", "e9", " ", "name", "arguments"]
+    for _ in range(3000):
+        start, end = sorted((rng.randrange(len(whole)), rng.randrange(len(whole))))
+        turn = parse_turn(whole[:start] + "".join(rng.choices(pieces, k=rng.randrange(4))) + whole[end:])
+        assert all(len(call.error) < 240 and json.dumps(call.arguments) for call in turn.calls)
 
 
 def test_deep_nesting_is_data_in_a_thread_with_a_deep_stack_too():
