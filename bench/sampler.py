@@ -6,10 +6,10 @@
 
 Both get the same requests: random ids, prompts of 64 to 512 and outputs of 16 to 256 tokens, sampled at
 temperature 1, end-of-sequence ignored. nanoplan refills a row as soon as it is finished. transformers gets
-left-padded batches in the order of the requests and samples each to its longest output; "computed" counts all
 left-padded batches in the order of the requests and samples each to its longest output; "computed" counts
 all tokens of that, the rate before it only the requested ones. Both prefill inside the measured time. On a
 machine that others use the ratio of CPU seconds (all threads) is steadier; give it --threads 1.
+"""
 
 import json
 import sys
@@ -35,7 +35,7 @@ class Config:
     quick: bool = False  # outputs of 8 to 32 tokens instead of 16 to 256, one round
     threads: int = 2  # torch threads, for both
     seed: int = 0  # of requests and sampling
-    json: Path | None = None  # file for the table's rows
+    json: str = ""  # file for the table's rows
 
 
 @dataclass(slots=True)
@@ -155,9 +155,9 @@ def main(cfg: Config) -> list[dict]:
         rows.append(measure(cfg, ours, theirs, batch))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(rows))
-    if cfg.json is not None:
-        cfg.json.parent.mkdir(parents=True, exist_ok=True)
-        cfg.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if cfg.json:
+        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 
