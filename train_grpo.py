@@ -1,0 +1,423 @@
+"""Anchored GRPO: a tool-using trip planner learns to beat a reference plan.
+
+For each request the policy searches flights, trains, hotels, sights and restaurants with tools and ends
+with one JSON plan. A program checks seven constraints; a judge compares the plans that pass with the
+request's reference plan; the reward is 1 for a plan that passes and is preferred, else 0. Rewards are
+normalised inside the group of plans for one request, and a clipped-ratio loss moves the tokens that the
+policy itself wrote.
+
+    python train_grpo.py                                     # built-in model and world, CPU, minutes
+    python train_grpo.py --model Qwen/Qwen3-4B-Instruct-2507 --lora_r 16 --data DIR ...        # one GPU
+    torchrun --nproc_per_node 4 train_grpo.py --model Qwen/Qwen3-4B-Instruct-2507 ...          # four
+    torchrun --nnodes 2 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint HOST:29500 \\
+        train_grpo.py --model Qwen/Qwen3-4B-Instruct-2507 ...                                  # two nodes
+
+Source: anchored comparative feedback (Anchored GRPO, NeurIPS 2026); what the paper leaves open is in
+docs/deviations.md. Left out: LLM judges, synthetic anchors, the paper's other baselines.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import random
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from envs import triptailor, trips
+from envs.base import Call, Message
+from nanoplan import checkpoint, config, dist, lora, weights
+from nanoplan.batch import pack, pad_micro_batches
+from nanoplan.chat import Chat
+from nanoplan.evaluate import evaluate, item_of, rates, score_for_training, seed_for
+from nanoplan.judge import RubricJudge
+from nanoplan.log import RunLog, before_after
+from nanoplan.losses import policy_loss, token_weights
+from nanoplan.model import Packed
+from nanoplan.reward import anchored_reward, group_advantages
+from nanoplan.rollout import Budget, Rollout
+from nanoplan.sampler import Sampler
+from nanoplan.stats import lr_at
+
+
+@dataclass(frozen=True)
+class Config:
+    # what is trained, on what
+    model: str = "assets/tiny"  # HF folder or hub name
+    data: str = ""  # folder in TripTailor's official layout; empty = the built-in world, made on first use
+    out: str = "runs/train_grpo"  # run folder; an earlier run there is moved aside unless resumed
+    seed: int = 0  # of data order and sampling; a run is a function of its config
+    resume: bool = False  # continue the run in --out from its newest checkpoint
+    dry_run: bool = False  # print the first prompt, a tool turn, memory and sampling settings, and stop
+    # how much
+    steps: int = 60  # rollout-and-update rounds
+    prompts: int = 16  # requests per step over all ranks
+    group: int = 8  # plans per request, K; Anchored GRPO
+    updates: int = 1  # optimizer updates per step, each on its share of the requests
+    eval_n: int = 256  # held-out requests measured before and after; 0 = none
+    save_every: int = 20  # steps between checkpoints; one is always written at the end
+    # episode limits, tokens and turns
+    turns: int = 6  # model turns per episode, the plan included
+    turn_tokens: int = 400  # sampled tokens per turn
+    observation_tokens: int = 400  # tokens of one tool result
+    total_tokens: int = 1200  # all tokens of an episode
+    max_rows: int = 5  # rows per tool result
+    hours: bool = False  # whether sights come with their opening hours
+    rows: int = 0  # rows decoded at once per rank; 0 = all episodes of the step
+    workers: int = 0  # threads for tools and judges; 0 = between steps, which keeps runs bit for bit
+    temperature: float = 1.0  # of sampling and of the log-probs in the loss
+    # loss
+    clip_low: float = 0.2  # lower clip of the ratio; Anchored GRPO
+    clip_high: float = 0.25  # upper clip of the ratio; Anchored GRPO
+    dual_clip: float | None = None  # cap of the loss at negative advantage, times |A|; off, 3.0 in verl
+    reduction: Literal["token", "sequence", "constant"] = "token"  # DAPO, GRPO, Dr. GRPO; open in the paper
+    level: Literal["token", "sequence"] = "token"  # of the ratio; sequence = GSPO
+    scale_rewards: bool = True  # divide advantages by the group's standard deviation
+    truncated_is: float | None = None  # cap of the sampler-to-trainer importance weight; off
+    kl_beta: float = 0.0  # weight of the k3 penalty towards the start model; Anchored GRPO has none
+    # optimizer
+    lr: float = 1e-3  # peak learning rate; 1e-5 to 1e-4 for LoRA on 4B
+    warmup: int = 2  # steps
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    lr_floor: float = 0.1  # share of lr left at the end
+    weight_decay: float = 0.0  # AdamW
+    max_grad_norm: float = 1.0  # global norm at which gradients are clipped
+    micro_tokens: int = 16384  # packed tokens per forward-backward
+    # model
+    lora_r: int = 0  # adapter rank; 0 = full fine-tuning
+    lora_alpha: float = 32.0  # adapter scale is alpha / r
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto = float32 on a CPU, bfloat16 on a GPU
+    checkpointing: bool = False  # recompute activations in backward: less memory, a third more work
+
+
+MAY_CHANGE_ON_RESUME = {"resume", "dry_run", "save_every", "workers", "out", "micro_tokens"}
+
+
+def load(cfg: Config):
+    """The policy on this rank, its chat, and the requests to train on and to hold out."""
+    folder = weights.fetch(cfg.model)
+    chat = Chat(folder)
+    chat.check()
+    on_gpu = dist.device().type == "cuda"
+    wanted = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    compute = getattr(torch, wanted)
+    # full fine-tuning keeps fp32 weights and computes in `compute` through FSDP
+    stored = compute if cfg.lora_r or compute == torch.float32 else torch.float32
+    model = weights.load_model(
+        folder, dtype=stored, device=dist.device(), num_ids=chat.num_ids, checkpointing=cfg.checkpointing
+    )
+    if cfg.lora_r:
+        lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
+    model = dist.shard(model, lora=bool(cfg.lora_r), param_dtype=None if stored == compute else compute)
+    data = Path(cfg.data) if cfg.data else trips.builtin()
+    options = {"max_rows": cfg.max_rows, "hours": cfg.hours}
+    train = triptailor.load("train", data, **options)
+    held_out = triptailor.load("test", data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
+    return folder, chat, model, train, held_out
+
+
+def check(cfg: Config, world: int) -> None:
+    """Refuse settings that cannot work together. Raises ValueError with what to change."""
+    if cfg.group < 2:
+        raise ValueError(f"group={cfg.group}: a plan's reward is compared with its group; use 2 or more")
+    if cfg.prompts % world or cfg.prompts < 1:
+        raise ValueError(f"prompts={cfg.prompts} is no multiple of the {world} processes; change --prompts")
+    if not 1 <= cfg.updates <= cfg.prompts // world:
+        raise ValueError(f"updates={cfg.updates}: wanted 1 to {cfg.prompts // world}, one request per process each")
+    if cfg.updates > 1 and cfg.truncated_is is not None:
+        raise ValueError(f"truncated_is={cfg.truncated_is} needs --updates 1: later updates have no old log-probs")
+    if not cfg.temperature > 0:
+        raise ValueError(f"temperature={cfg.temperature}: training samples; use a number above 0")
+    if cfg.total_tokens > cfg.micro_tokens:
+        raise ValueError(f"micro_tokens={cfg.micro_tokens} cannot hold one episode of {cfg.total_tokens} tokens")
+
+
+def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
+    """The run folder, and what the run continues from: an earlier run there is resumed or moved aside."""
+    out = Path(cfg.out)
+    state = {"step": 0, "before": None, "seconds": 0.0}
+    if cfg.resume:
+        changes = config.check_resume(cfg, out, allow=MAY_CHANGE_ON_RESUME)
+        newest = checkpoint.latest(out / "checkpoints")
+        if newest:
+            state |= checkpoint.load(newest, model, optimizer)
+        run = RunLog(out, resume_step=state["step"])
+        run.line(f"resume {out} after step {state['step']}" + "".join(f"\n  {line}" for line in changes))
+    else:
+        if dist.is_main() and (out / "config.json").exists():
+            number = next(n for n in itertools.count(1) if not out.with_name(f"{out.name}.{n}").exists())
+            os.rename(out, out.with_name(f"{out.name}.{number}"))
+            print(f"an earlier run in {out} was moved to {out}.{number}")
+        dist.barrier()
+        run = RunLog(out)
+    if dist.is_main():
+        config.save(cfg, out)
+    return run, state
+
+
+def records(step: int, episodes, verdicts, outcomes, rewards, chat: Chat) -> list[dict]:
+    """Lines of trajectories.jsonl, over all ranks: what each episode was, with ids and mask."""
+    rows = []
+    for episode, verdict, outcome, reward in zip(episodes, verdicts, outcomes, rewards, strict=True):
+        trajectory = episode.trajectory
+        row = {"step": step, "member": episode.member, "reward": reward}
+        row |= item_of(episode, verdict, outcome, None if outcome == "error" else float(outcome == "win"))
+        row |= {"text": chat.decode(trajectory.ids), "ids": trajectory.ids}
+        rows.append(row | {"sampled": [int(sampled) for sampled in trajectory.sampled]})
+    return dist.gather_objects(rows)
+
+
+def export(cfg: Config, folder: Path, model, out: Path) -> None:
+    """Write the result: adapter/ in PEFT's format, or model/ as a Hugging Face folder."""
+    state = dist.full_state(model)
+    if dist.is_main():
+        if cfg.lora_r:
+            lora.save_adapter(model, out / "adapter", base_name=cfg.model, state=state)
+        else:
+            weights.save_model(model, out / "model", state=state, extra_files_from=folder)
+    dist.barrier()
+
+
+def pick(num_requests: int, cfg: Config, step: int) -> list[int]:
+    """Indices of the requests of a step: a pure function of (seed, step), each request once per epoch."""
+    chosen = []
+    for at in range((step - 1) * cfg.prompts, step * cfg.prompts):
+        epoch, index = divmod(at, num_requests)
+        chosen.append(random.Random(f"{cfg.seed}/{epoch}").sample(range(num_requests), num_requests)[index])
+    return chosen
+
+
+def update(model, optimizer, trajectories, advantages, cfg: Config, *, reference=None) -> dict[str, float]:
+    """One optimizer update on this rank's trajectories; the returned sums are over ranks and micro-batches."""
+    batches = pack(
+        trajectories, advantages, max_tokens=cfg.micro_tokens, device=dist.device(), keep_zero=cfg.kl_beta > 0
+    )
+    own = {"tokens": sum(len(b.rows) for b in batches), "sequences": sum(len(b.index) for b in batches)}
+    counts = dist.sum_over_ranks(own)
+    batches = pad_micro_batches(batches, dist.max_over_ranks(max(1, len(batches))), device=dist.device())
+    parts = []
+    for i, batch in enumerate(batches):
+        inputs = (batch.ids, batch.positions, Packed(batch.cu_seqlens, batch.max_len), batch.targets)
+        options = {"rows": batch.rows, "temperature": cfg.temperature}
+        ref_logp = None
+        if cfg.kl_beta:
+            with torch.no_grad(), lora.adapters_off(model) if cfg.lora_r else contextlib.nullcontext():
+                ref_logp = (reference or model)(*inputs, **options)[0]
+        logp, entropy = model(*inputs, **options)
+        token_weight = token_weights(
+            batch,
+            reduction=cfg.reduction,
+            num_tokens=int(counts["tokens"]),
+            num_sequences=int(counts["sequences"]),
+            max_tokens_per_sequence=cfg.turns * cfg.turn_tokens,
+        )
+        loss, sums = policy_loss(
+            logp, batch, weights=token_weight, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
+            dual_clip=cfg.dual_clip, ref_logp=ref_logp, kl_beta=cfg.kl_beta, level=cfg.level,
+            truncated_is=cfg.truncated_is,
+        )  # fmt: skip
+        dist.backward(loss, model, last=i == len(batches) - 1)
+        gap = (logp.detach() - batch.old_logp).abs()
+        parts.append({
+            **sums, "loss": loss.detach(), "entropy": entropy.detach().sum(), "gap_sum": gap.sum(),
+            "gap_max": gap.max() if len(gap) else gap.sum(),
+        })  # fmt: skip
+    dist.sync_grads(model)
+    maxes = ("ratio_max", "gap_max")
+    total = {k: (max if k in maxes else sum)(float(p[k]) for p in parts) for k in parts[0]}
+    out = dist.sum_over_ranks(total, maxes=maxes)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    out["grad_norm"] = dist.clip_grad_norm(trained, cfg.max_grad_norm)
+    out["skipped"] = float(not (math.isfinite(out["grad_norm"]) and counts["tokens"]))
+    if not out["skipped"]:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return out
+
+
+def metrics(episodes, verdicts, outcomes, rewards, advantages, shares, times, cfg: Config) -> dict[str, float]:
+    """One line of metrics.jsonl, over all ranks. Rates are over all episodes of the step, before any filter."""
+    known = [reward for reward in rewards if reward is not None]
+    groups = [advantages[i : i + cfg.group] for i in range(0, len(advantages), cfg.group)]
+    sampled = sum(e.trajectory.num_sampled for e in episodes)
+    own = {
+        "episodes": len(episodes), "rewarded": len(known), "reward_sum": sum(known),
+        "valid": sum(v.passed for v in verdicts), "wins": outcomes.count("win"),
+        "judge_errors": outcomes.count("error"), "groups": len(groups),
+        "constant": sum(not any(group) for group in groups), "malformed": sum(e.malformed for e in episodes),
+        "calls": sum(e.calls for e in episodes), "turns": sum(e.turns for e in episodes),
+        "truncated": sum(e.trajectory.truncated for e in episodes), "sampled": sampled,
+        "observed": sum(len(e.trajectory.ids) for e in episodes) - sampled, "wait_s": times["wait_s"],
+        "peak_gb": peak_gb(), "sample_s": times["sample_s"], "train_s": times["train_s"],
+    }  # fmt: skip
+    total = dist.sum_over_ranks(own, maxes=("peak_gb", "sample_s", "train_s", "wait_s"))
+    count, tokens = max(1, total["episodes"]), max(1.0, sum(share["tokens"] for share in shares))
+    mean = {name: total[name] / count for name in ("valid", "wins", "calls", "turns", "truncated")}
+    summed = {name: sum(share[name] for share in shares) / tokens for name in ("clip_low", "clip_high", "entropy")}
+    return {
+        "loss": sum(share["loss"] for share in shares) / len(shares),
+        "reward_mean": total["reward_sum"] / max(1, total["rewarded"]),
+        "valid_rate": mean["valid"], "win_rate": mean["wins"],
+        "constant_groups": total["constant"] / max(1, total["groups"]), "judge_errors": total["judge_errors"],
+        "malformed_calls": total["malformed"] / max(1, total["calls"]), "calls_per_episode": mean["calls"],
+        "turns": mean["turns"], "truncated": mean["truncated"],
+        "tokens_sampled": total["sampled"], "tokens_observed": total["observed"], "tokens_trained": tokens,
+        **summed, "ratio_max": max(share["ratio_max"] for share in shares),
+        "kl_old": sum(share["kl_old"] for share in shares) / tokens,
+        "kl_ref": sum(share["kl_ref"] for share in shares) / tokens,
+        "logp_gap_mean": shares[0]["gap_sum"] / max(1.0, shares[0]["tokens"]), "logp_gap_max": shares[0]["gap_max"],
+        "grad_norm": shares[-1]["grad_norm"], "skipped": sum(share["skipped"] for share in shares),
+        "lr": times["lr"], "sample_tokens_per_s": total["sampled"] / max(1e-9, total["sample_s"]),
+        "train_tokens_per_s": tokens / max(1e-9, total["train_s"]), "peak_gb": total["peak_gb"],
+        "wait_s": total["wait_s"], "sample_s": total["sample_s"], "train_s": total["train_s"],
+    }  # fmt: skip
+
+
+def peak_gb() -> float:
+    """Largest memory of this process so far, 1e9 bytes: the GPU's where there is one, else resident."""
+    if dist.device().type == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def headline(row: dict) -> str:
+    """The line of a step."""
+    return (
+        f"step {row['step']:4d}  reward {row['reward_mean']:.3f}  valid {row['valid_rate']:.3f}  "
+        f"win {row['win_rate']:.3f}  loss {row['loss']:+.4f}  gap {row['logp_gap_max']:.1e}  "
+        f"grad {row['grad_norm']:.2f}  {row['sample_s']:.1f}+{row['train_s']:.1f} s"
+    )
+
+
+def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
+    """Print what a run would do first: prompt, a tool turn, memory, sampling settings."""
+    messages = env.reset()
+    tool = env.tools[-1]
+    call = Call(tool.name, {name: "…" for name in tool.parameters.get("required", ())})
+    turn = [Message("assistant", "", [call]), *env.step("", [call])[0]]
+    print("--- first prompt, then a tool turn (its call is made up)")
+    print(chat.render([*messages, *turn], env.tools, prompt=True))
+    num_params = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    gb = {
+        "weights": sum(p.numel() * p.element_size() for p in model.parameters()) / 1e9,
+        "gradients and AdamW": 12 * trained / 1e9 / (1 if cfg.lora_r else dist.world()),
+        "KV cache": sampler.cache_gb,
+    }
+    print("--- memory per rank, GB, activations apart")
+    print("\n".join(f"{name:22} {value:8.3f}" for name, value in gb.items()))
+    print(f"--- {num_params:,} parameters, {trained:,} trained, {len(chat.open(messages, env.tools))} prompt tokens")
+    print(f"--- sampling: temperature {cfg.temperature}, no top-p, top-k, min-p or penalties; stop ids")
+    print(f"    {sorted(chat.stop_ids)}; the model's own generation_config is not applied: {chat.generation_config}")
+
+
+def main(cfg: Config) -> dict:
+    """Train, and return what summary.json holds."""
+    dist.init(cfg.seed)
+    check(cfg, dist.world())
+    dist.catch_sigterm()
+    folder, chat, model, train, held_out = load(cfg)
+    judge = RubricJudge()
+    own_prompts = cfg.prompts // dist.world()
+    rows = cfg.rows or own_prompts * cfg.group
+    sampler = Sampler(model, rows=rows, max_len=cfg.total_tokens, temperature=cfg.temperature)
+    budget = Budget(cfg.turns, cfg.turn_tokens, cfg.observation_tokens, cfg.total_tokens)
+    rollout = Rollout(sampler, chat, budget, workers=cfg.workers)
+    if cfg.dry_run:
+        if dist.is_main():
+            dry_run(cfg, chat, model, train[0], sampler)
+        return {}
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=cfg.lr, betas=(0.9, 0.95), weight_decay=cfg.weight_decay
+    )
+    reference = None
+    if cfg.kl_beta and not cfg.lora_r:  # with adapters the reference is the model without them
+        reference = weights.load_model(folder, device=dist.device(), num_ids=chat.num_ids).requires_grad_(False)
+    run, state = open_run(cfg, model, optimizer)
+    started = time.perf_counter() - state["seconds"]
+
+    def measure() -> dict[str, float]:
+        sampler.reset()
+        with dist.gathered(model):
+            return rates(evaluate(rollout, held_out, judge, seed=cfg.seed))
+
+    if held_out and state["before"] is None:
+        state["before"] = measure()
+        run.line(f"before: valid {state['before']['valid_rate']:.3f}, win {state['before']['win_rate']:.3f}")
+
+    for step in range(state["step"] + 1, cfg.steps + 1):
+        # roll out
+        clock = time.perf_counter()
+        sampler.reset()
+        rollout.wait_s = 0.0
+        keys = [f"{step}/{slot}" for slot in range(dist.rank(), cfg.prompts, dist.world())]
+        envs = [train[i].fork() for i in pick(len(train), cfg, step)[dist.rank() :: dist.world()]]
+        seeds = [[seed_for(cfg.seed, key, member) for member in range(cfg.group)] for key in keys]
+        with dist.gathered(model):
+            groups = rollout.run(envs, group=cfg.group, seeds=seeds)
+        episodes = [episode for group in groups for episode in group]
+        times = {"sample_s": time.perf_counter() - clock, "wait_s": rollout.wait_s}
+
+        # score
+        names = [f"{keys[episode.group]}/{episode.member}" for episode in episodes]
+        scored = score_for_training(episodes, judge, seed=cfg.seed, keys=names, workers=max(1, cfg.workers))
+        rewards = [anchored_reward(verdict, outcome) for verdict, outcome in zip(*scored, strict=True)]
+
+        # advantages
+        advantages = group_advantages(rewards, group=cfg.group, scale=cfg.scale_rewards)
+
+        # pack and update, on `updates` shares of the requests
+        clock = time.perf_counter()
+        times["lr"] = lr_at(
+            step - 1, base=cfg.lr, total=cfg.steps, warmup=min(cfg.warmup, cfg.steps),
+            floor=cfg.lr * cfg.lr_floor, schedule=cfg.schedule,
+        )  # fmt: skip
+        for param_group in optimizer.param_groups:
+            param_group["lr"] = times["lr"]
+        shares = []
+        for part in range(cfg.updates):
+            members = [i for i, episode in enumerate(episodes) if episode.group % cfg.updates == part]
+            trajectories = [episodes[i].trajectory for i in members]
+            own = [advantages[i] for i in members]
+            shares.append(update(model, optimizer, trajectories, own, cfg, reference=reference))
+        times["train_s"] = time.perf_counter() - clock
+
+        # log
+        row = {"step": step} | metrics(episodes, *scored, rewards, advantages, shares, times, cfg)
+        run.metrics(row)
+        run.trajectories(records(step, episodes, *scored, rewards, chat))
+        run.line(headline(row))
+
+        # save
+        state |= {"step": step, "seconds": time.perf_counter() - started}
+        stop = dist.stop_requested()
+        if step % cfg.save_every == 0 or step == cfg.steps or stop:
+            checkpoint.save(Path(cfg.out) / "checkpoints", step, model, optimizer, state)
+        if stop and step < cfg.steps:
+            run.line(f"stopped by SIGTERM after step {step}; go on with --resume true --out {cfg.out}")
+            run.close()
+            return {}
+
+    export(cfg, folder, model, Path(cfg.out))
+    summary = {"before": state["before"], "after": measure() if held_out else None}
+    summary["seconds"] = time.perf_counter() - started
+    if held_out:
+        run.line(f"{len(held_out)} held-out requests, sampled at temperature {cfg.temperature:g}, judge {judge.name}")
+        run.line(before_after(summary["before"], summary["after"]))
+    run.summary(summary)
+    run.close()
+    return summary
+
+
+if __name__ == "__main__":
+    try:
+        main(config.parse(Config))
+    except ValueError as error:
+        raise SystemExit(f"train_grpo.py: {error}") from None
+    finally:
+        dist.close()
