@@ -47,10 +47,8 @@ def init(seed: int | None = None) -> None:
     elif local_world > 1 or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _num_cores() // local_world))  # torchrun alone would leave each rank one
     if "RANK" in os.environ and not torch_dist.is_initialized():
-        cuda = torch.cuda.is_available()
-        torch_dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, device_id=device() if cuda else None
-        )
+        gpu = device() if torch.cuda.is_available() else None
+        torch_dist.init_process_group(_backend(), timeout=TIMEOUT, device_id=gpu)
     if seed is not None:
         random.seed(seed)
         torch.manual_seed(seed)
@@ -154,8 +152,7 @@ def shard(model: nn.Module, *, lora: bool, param_dtype: torch.dtype | None = Non
     if lora or (world() == 1 and param_dtype is None):
         return model
     if not torch_dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        torch_dist.init_process_group(backend, store=torch_dist.HashStore(), rank=0, world_size=1)
+        torch_dist.init_process_group(_backend(), store=torch_dist.HashStore(), rank=0, world_size=1)
     mesh = torch_dist.init_device_mesh(device().type, (world(),))
     # Inputs stay as the model made them: casting them would round the rotary tables to bf16.
     policy = MixedPrecisionPolicy(
@@ -242,7 +239,7 @@ def gathered(model: nn.Module):
 def full_state(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and persistent buffer as a plain CPU tensor, on rank 0; {} on the others. A collective.
 
-    Names of one tied parameter share one tensor.
+    Names of one tied parameter share one tensor. What lies whole on the CPU is returned itself, not a copy.
     """
     state, seen = {}, {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -255,6 +252,10 @@ def full_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _backend() -> str:
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # objects and counts go through gloo
 
 
 def _check_equal(model):
