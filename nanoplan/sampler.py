@@ -113,6 +113,11 @@ class Sampler:
         """Rows that can still be opened."""
         return len(self.free_slots)
 
+    @property
+    def cache_gb(self) -> float:
+        """Size of the cache, 1e9 bytes; on a CPU, pages that no row has reached take no memory yet."""
+        return sum(part.nbytes for layer in self.cache.layers for part in layer) / 1e9
+
     def open(self, ids: list[int], *, seed: int) -> int:
         """A new row that begins with `ids`; they are prefilled with other rows at the next `step` or `fork`.
 
