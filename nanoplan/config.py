@@ -6,8 +6,8 @@
 
     cfg = parse(Config)          # python script.py --clip_high 0.28
 
-Types: int, float, str, bool (`true` or `false`), Literal["a", "b"], `T | None` (`none`), tuple[T, ...]
-(several values after one flag). One spelling per flag, no abbreviations, no nesting, no files.
+Types: int, float, str, bool (`true` or `false`; the flag alone is true), Literal["a", "b"], `T | None`
+(`none`), tuple[T, ...] (several values after one flag). No abbreviations, no nesting, no files.
 """
 
 import ast
@@ -138,6 +138,8 @@ def _value(name, kind, words):
             raise ValueError(f"flag --{name} got {len(words)} values {words}, wanted {_wanted(kind)}")
         kinds = [args[0]] * len(words) if args[-1] is Ellipsis else args
         return tuple(_scalar(name, k, word, kind) for k, word in zip(kinds, words, strict=True))
+    if bare is bool and not words:
+        return True
     if len(words) != 1:
         got = "no value" if not words else f"{len(words)} values {words}"
         raise ValueError(f"flag --{name} got {got}, wanted one: {_wanted(kind)}")

@@ -38,6 +38,7 @@ def test_flags_set_every_type():
     argv = ["--kl=none", "--resume=true", "--targets=", "--out=a=b"]
     assert config.from_flags(Config, argv) == Config(resume=True, targets=(), out="a=b")
     assert config.from_flags(Config, []) == Config()
+    assert config.from_flags(Config, ["--resume", "--steps", "7"]) == Config(resume=True, steps=7)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_flags_set_every_type():
         (["--steps", "1e3"], ["--steps", "'1e3'", "int"]),
         (["--clip_high", "nan"], ["--clip_high", "'nan'", "float"]),
         (["--resume", "yes"], ["--resume", "'yes'", "true or false"]),
-        (["--resume"], ["--resume", "no value", "true or false"]),
+        (["--resume", "true", "false"], ["--resume", "2 values", "true or false"]),
         (["--steps", "1", "2"], ["--steps", "2 values", "int"]),
         (["--steps", "1", "--steps", "2"], ["--steps", "twice"]),
         (["--reduction", "mean"], ["--reduction", "'mean'", "token or sequence"]),
