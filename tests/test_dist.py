@@ -306,7 +306,7 @@ def test_sigterm_stops_all_ranks_at_one_step(tmp_path):
     try:
         assert run.stdout.readline() == "ready\n"
         run.send_signal(signal.SIGTERM)
-        text, _ = run.communicate(timeout=30)
+        text, _ = run.communicate(timeout=240)
     finally:
         run.kill()
     left = {line for line in text.splitlines() if line.startswith("left")}
