@@ -17,6 +17,7 @@ docs/deviations.md. Left out: LLM judges, synthetic anchors, the paper's other b
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -29,7 +30,7 @@ from typing import Literal
 
 import torch
 
-from envs import triptailor, trips
+from envs import trips, triptailor
 from envs.base import Call, Message
 from nanoplan import checkpoint, config, dist, lora, weights
 from nanoplan.batch import pack, pad_micro_batches
@@ -95,19 +96,55 @@ class Config:
     checkpointing: bool = False  # recompute activations in backward: less memory, a third more work
 
 
+PER_TOKEN = ("clip_low", "clip_high", "entropy", "kl_old", "kl_ref")  # metrics that are means over tokens
 MAY_CHANGE_ON_RESUME = {"resume", "dry_run", "save_every", "workers", "out", "micro_tokens"}
+
+
+def check(cfg: Config, world: int) -> None:
+    """Refuse settings that cannot work together. Raises ValueError with what to change."""
+    most = cfg.prompts // world
+    if cfg.group < 2:
+        raise ValueError(f"group={cfg.group}: a plan's reward is compared with its group; use 2 or more")
+    if cfg.prompts % world or cfg.prompts < 1:
+        raise ValueError(f"prompts={cfg.prompts} is no multiple of the {world} processes; change --prompts")
+    if not 1 <= cfg.updates <= most:
+        raise ValueError(f"updates={cfg.updates}: wanted 1 to {most}, one request per process each")
+    if cfg.updates > 1 and cfg.truncated_is is not None:
+        raise ValueError(f"truncated_is={cfg.truncated_is} needs --updates 1, a batch that is used once")
+    if not cfg.temperature > 0:
+        raise ValueError(f"temperature={cfg.temperature}: training samples; use a number above 0")
+    if cfg.total_tokens > cfg.micro_tokens:
+        raise ValueError(f"micro_tokens={cfg.micro_tokens} cannot hold total_tokens={cfg.total_tokens}")
+    if cfg.steps < 1 or cfg.save_every < 1:
+        raise ValueError(f"steps={cfg.steps}, save_every={cfg.save_every}: wanted 1 or more of both")
+
+
+def check_fit(cfg: Config, chat: Chat, model, train: list) -> None:
+    """Refuse a model and a world on which no episode could work. Raises ValueError with what to change."""
+    if not train:
+        raise ValueError(f"{cfg.data or 'the built-in world'} has no train requests; give another --data")
+    train[0].reference_view()  # the official train file has no plans that a judge could compare with
+    if cfg.total_tokens > model.config.max_positions:
+        most = model.config.max_positions
+        raise ValueError(f"total_tokens={cfg.total_tokens}: {cfg.model} has {most} positions; lower it")
+    length = len(chat.open(train[0].fork().reset(), train[0].tools))
+    if length >= cfg.total_tokens:
+        raise ValueError(f"total_tokens={cfg.total_tokens}: the first prompt alone has {length}; raise it")
+
+
+def compute_dtype(cfg: Config) -> torch.dtype:
+    """In which the model computes. With adapters its frozen weights have it too; full fine-tuning keeps
+    fp32 weights, and FSDP casts."""
+    auto = "bfloat16" if dist.device().type == "cuda" else "float32"
+    return getattr(torch, auto if cfg.dtype == "auto" else cfg.dtype)
 
 
 def load(cfg: Config):
     """The policy on this rank, its chat, and the requests to train on and to hold out."""
-    folder = weights.fetch(cfg.model)
+    folder, compute = weights.fetch(cfg.model), compute_dtype(cfg)
     chat = Chat(folder)
     chat.check()
-    on_gpu = dist.device().type == "cuda"
-    wanted = cfg.dtype if cfg.dtype != "auto" else "bfloat16" if on_gpu else "float32"
-    compute = getattr(torch, wanted)
-    # full fine-tuning keeps fp32 weights and computes in `compute` through FSDP
-    stored = compute if cfg.lora_r or compute == torch.float32 else torch.float32
+    stored = compute if cfg.lora_r else torch.float32
     model = weights.load_model(
         folder, dtype=stored, device=dist.device(), num_ids=chat.num_ids, checkpointing=cfg.checkpointing
     )
@@ -118,23 +155,8 @@ def load(cfg: Config):
     options = {"max_rows": cfg.max_rows, "hours": cfg.hours}
     train = triptailor.load("train", data, **options)
     held_out = triptailor.load("test", data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
+    check_fit(cfg, chat, model, train)
     return folder, chat, model, train, held_out
-
-
-def check(cfg: Config, world: int) -> None:
-    """Refuse settings that cannot work together. Raises ValueError with what to change."""
-    if cfg.group < 2:
-        raise ValueError(f"group={cfg.group}: a plan's reward is compared with its group; use 2 or more")
-    if cfg.prompts % world or cfg.prompts < 1:
-        raise ValueError(f"prompts={cfg.prompts} is no multiple of the {world} processes; change --prompts")
-    if not 1 <= cfg.updates <= cfg.prompts // world:
-        raise ValueError(f"updates={cfg.updates}: wanted 1 to {cfg.prompts // world}, one request per process each")
-    if cfg.updates > 1 and cfg.truncated_is is not None:
-        raise ValueError(f"truncated_is={cfg.truncated_is} needs --updates 1: later updates have no old log-probs")
-    if not cfg.temperature > 0:
-        raise ValueError(f"temperature={cfg.temperature}: training samples; use a number above 0")
-    if cfg.total_tokens > cfg.micro_tokens:
-        raise ValueError(f"micro_tokens={cfg.micro_tokens} cannot hold one episode of {cfg.total_tokens} tokens")
 
 
 def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
@@ -167,6 +189,7 @@ def records(step: int, episodes, verdicts, outcomes, rewards, chat: Chat) -> lis
         trajectory = episode.trajectory
         row = {"step": step, "member": episode.member, "reward": reward}
         row |= item_of(episode, verdict, outcome, None if outcome == "error" else float(outcome == "win"))
+        row["verdict"] = row.pop("strict") | {"severity": row.pop("severity")}
         row |= {"text": chat.decode(trajectory.ids), "ids": trajectory.ids}
         rows.append(row | {"sampled": [int(sampled) for sampled in trajectory.sampled]})
     return dist.gather_objects(rows)
@@ -183,50 +206,59 @@ def export(cfg: Config, folder: Path, model, out: Path) -> None:
     dist.barrier()
 
 
+@functools.lru_cache(maxsize=2)
+def epoch_order(num_requests: int, seed: int, epoch: int) -> list[int]:
+    """Indices of all requests, in the order in which an epoch takes them."""
+    return random.Random(f"{seed}/{epoch}").sample(range(num_requests), num_requests)
+
+
 def pick(num_requests: int, cfg: Config, step: int) -> list[int]:
     """Indices of the requests of a step: a pure function of (seed, step), each request once per epoch."""
-    chosen = []
-    for at in range((step - 1) * cfg.prompts, step * cfg.prompts):
-        epoch, index = divmod(at, num_requests)
-        chosen.append(random.Random(f"{cfg.seed}/{epoch}").sample(range(num_requests), num_requests)[index])
-    return chosen
+    places = (divmod(at, num_requests) for at in range((step - 1) * cfg.prompts, step * cfg.prompts))
+    return [epoch_order(num_requests, cfg.seed, epoch)[index] for epoch, index in places]
+
+
+def micro_loss(model, batch, counts: dict[str, float], cfg: Config, reference):
+    """This rank's share of the loss in one micro-batch, and sums over its tokens for the log.
+
+    counts  tokens and sequences of the whole update, over ranks and micro-batches
+    """
+    inputs = (batch.ids, batch.positions, Packed(batch.cu_seqlens, batch.max_len), batch.targets)
+    options = {"rows": batch.rows, "temperature": cfg.temperature}
+    ref_logp = None
+    if cfg.kl_beta:
+        with torch.no_grad(), lora.adapters_off(model) if cfg.lora_r else contextlib.nullcontext():
+            ref_logp = (reference or model)(*inputs, **options)[0]
+    logp, entropy = model(*inputs, **options)
+    weight = token_weights(
+        batch, reduction=cfg.reduction, num_tokens=int(counts["tokens"]),
+        num_sequences=int(counts["sequences"]),
+        max_tokens_per_sequence=min(cfg.turns * cfg.turn_tokens, cfg.total_tokens),
+    )  # fmt: skip
+    loss, sums = policy_loss(
+        logp, batch, weights=weight, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
+        dual_clip=cfg.dual_clip, ref_logp=ref_logp, kl_beta=cfg.kl_beta, level=cfg.level,
+        truncated_is=cfg.truncated_is,
+    )  # fmt: skip
+    gap = (logp.detach() - batch.old_logp).abs()  # of sampler and trainer, before the step's first update
+    sums |= {"loss": loss.detach(), "entropy": entropy.detach().sum(), "gap_sum": gap.sum()}
+    return loss, sums | {"gap_max": gap.max() if len(gap) else gap.sum()}
 
 
 def update(model, optimizer, trajectories, advantages, cfg: Config, *, reference=None) -> dict[str, float]:
-    """One optimizer update on this rank's trajectories; the returned sums are over ranks and micro-batches."""
+    """One optimizer update on this rank's trajectories; what is returned is summed over all of them."""
+    device = dist.device()
     batches = pack(
-        trajectories, advantages, max_tokens=cfg.micro_tokens, device=dist.device(), keep_zero=cfg.kl_beta > 0
+        trajectories, advantages, max_tokens=cfg.micro_tokens, device=device, keep_zero=cfg.kl_beta > 0
     )
     own = {"tokens": sum(len(b.rows) for b in batches), "sequences": sum(len(b.index) for b in batches)}
     counts = dist.sum_over_ranks(own)
-    batches = pad_micro_batches(batches, dist.max_over_ranks(max(1, len(batches))), device=dist.device())
+    batches = pad_micro_batches(batches, dist.max_over_ranks(max(1, len(batches))), device=device)
     parts = []
     for i, batch in enumerate(batches):
-        inputs = (batch.ids, batch.positions, Packed(batch.cu_seqlens, batch.max_len), batch.targets)
-        options = {"rows": batch.rows, "temperature": cfg.temperature}
-        ref_logp = None
-        if cfg.kl_beta:
-            with torch.no_grad(), lora.adapters_off(model) if cfg.lora_r else contextlib.nullcontext():
-                ref_logp = (reference or model)(*inputs, **options)[0]
-        logp, entropy = model(*inputs, **options)
-        token_weight = token_weights(
-            batch,
-            reduction=cfg.reduction,
-            num_tokens=int(counts["tokens"]),
-            num_sequences=int(counts["sequences"]),
-            max_tokens_per_sequence=cfg.turns * cfg.turn_tokens,
-        )
-        loss, sums = policy_loss(
-            logp, batch, weights=token_weight, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-            dual_clip=cfg.dual_clip, ref_logp=ref_logp, kl_beta=cfg.kl_beta, level=cfg.level,
-            truncated_is=cfg.truncated_is,
-        )  # fmt: skip
+        loss, sums = micro_loss(model, batch, counts, cfg, reference)
         dist.backward(loss, model, last=i == len(batches) - 1)
-        gap = (logp.detach() - batch.old_logp).abs()
-        parts.append({
-            **sums, "loss": loss.detach(), "entropy": entropy.detach().sum(), "gap_sum": gap.sum(),
-            "gap_max": gap.max() if len(gap) else gap.sum(),
-        })  # fmt: skip
+        parts.append(sums)
     dist.sync_grads(model)
     maxes = ("ratio_max", "gap_max")
     total = {k: (max if k in maxes else sum)(float(p[k]) for p in parts) for k in parts[0]}
@@ -240,41 +272,49 @@ def update(model, optimizer, trajectories, advantages, cfg: Config, *, reference
     return out
 
 
-def metrics(episodes, verdicts, outcomes, rewards, advantages, shares, times, cfg: Config) -> dict[str, float]:
-    """One line of metrics.jsonl, over all ranks. Rates are over all episodes of the step, before any filter."""
+def totals(episodes, verdicts, outcomes, rewards, advantages, times, cfg: Config) -> dict[str, float]:
+    """Counts and times of a step's rollout, over all ranks and all episodes, before any filter."""
     known = [reward for reward in rewards if reward is not None]
     groups = [advantages[i : i + cfg.group] for i in range(0, len(advantages), cfg.group)]
     sampled = sum(e.trajectory.num_sampled for e in episodes)
+    broken = sum(e.trajectory.broken for e in episodes)
     own = {
         "episodes": len(episodes), "rewarded": len(known), "reward_sum": sum(known),
         "valid": sum(v.passed for v in verdicts), "wins": outcomes.count("win"),
-        "judge_errors": outcomes.count("error"), "groups": len(groups),
+        "env_errors": broken, "judge_errors": outcomes.count("error") - broken, "groups": len(groups),
         "constant": sum(not any(group) for group in groups), "malformed": sum(e.malformed for e in episodes),
         "calls": sum(e.calls for e in episodes), "turns": sum(e.turns for e in episodes),
         "truncated": sum(e.trajectory.truncated for e in episodes), "sampled": sampled,
-        "observed": sum(len(e.trajectory.ids) for e in episodes) - sampled, "wait_s": times["wait_s"],
-        "peak_gb": peak_gb(), "sample_s": times["sample_s"], "train_s": times["train_s"],
+        "observed": sum(len(e.trajectory.ids) for e in episodes) - sampled, "peak_gb": peak_gb(),
     }  # fmt: skip
-    total = dist.sum_over_ranks(own, maxes=("peak_gb", "sample_s", "train_s", "wait_s"))
-    count, tokens = max(1, total["episodes"]), max(1.0, sum(share["tokens"] for share in shares))
-    mean = {name: total[name] / count for name in ("valid", "wins", "calls", "turns", "truncated")}
-    summed = {name: sum(share[name] for share in shares) / tokens for name in ("clip_low", "clip_high", "entropy")}
+    return dist.sum_over_ranks(own | times, maxes=("peak_gb", *times))
+
+
+def metrics(total: dict[str, float], shares: list[dict[str, float]], lr: float) -> dict[str, float]:
+    """One line of metrics.jsonl from the rollout's totals and the sums of the step's updates.
+
+    Rates are over all episodes. clip_low, clip_high (shares of tokens), entropy, kl_old and kl_ref (nats) are
+    means over trained tokens; loss and grad_norm means over updates; the gap is that of the first update.
+    """
+    episodes, tokens = max(1, total["episodes"]), sum(share["tokens"] for share in shares)
+    per_token = {name: sum(share[name] for share in shares) / max(1, tokens) for name in PER_TOKEN}
+    mean = {name: sum(share[name] for share in shares) / len(shares) for name in ("loss", "grad_norm")}
     return {
-        "loss": sum(share["loss"] for share in shares) / len(shares),
-        "reward_mean": total["reward_sum"] / max(1, total["rewarded"]),
-        "valid_rate": mean["valid"], "win_rate": mean["wins"],
-        "constant_groups": total["constant"] / max(1, total["groups"]), "judge_errors": total["judge_errors"],
-        "malformed_calls": total["malformed"] / max(1, total["calls"]), "calls_per_episode": mean["calls"],
-        "turns": mean["turns"], "truncated": mean["truncated"],
-        "tokens_sampled": total["sampled"], "tokens_observed": total["observed"], "tokens_trained": tokens,
-        **summed, "ratio_max": max(share["ratio_max"] for share in shares),
-        "kl_old": sum(share["kl_old"] for share in shares) / tokens,
-        "kl_ref": sum(share["kl_ref"] for share in shares) / tokens,
-        "logp_gap_mean": shares[0]["gap_sum"] / max(1.0, shares[0]["tokens"]), "logp_gap_max": shares[0]["gap_max"],
-        "grad_norm": shares[-1]["grad_norm"], "skipped": sum(share["skipped"] for share in shares),
-        "lr": times["lr"], "sample_tokens_per_s": total["sampled"] / max(1e-9, total["sample_s"]),
-        "train_tokens_per_s": tokens / max(1e-9, total["train_s"]), "peak_gb": total["peak_gb"],
-        "wait_s": total["wait_s"], "sample_s": total["sample_s"], "train_s": total["train_s"],
+        "loss": mean["loss"], "reward_mean": total["reward_sum"] / max(1, total["rewarded"]),
+        "valid_rate": total["valid"] / episodes, "win_rate": total["wins"] / episodes,
+        "constant_groups": total["constant"] / max(1, total["groups"]),
+        "judge_errors": total["judge_errors"], "env_errors": total["env_errors"],
+        "malformed_calls": total["malformed"] / max(1, total["calls"]),
+        "calls_per_episode": total["calls"] / episodes, "turns": total["turns"] / episodes,
+        "truncated": total["truncated"] / episodes, "tokens_sampled": total["sampled"],
+        "tokens_observed": total["observed"], "tokens_trained": tokens, **per_token,
+        "ratio_max": max(share["ratio_max"] for share in shares),
+        "logp_gap_mean": shares[0]["gap_sum"] / max(1, shares[0]["tokens"]),
+        "logp_gap_max": shares[0]["gap_max"], "grad_norm": mean["grad_norm"],
+        "skipped": sum(share["skipped"] for share in shares), "lr": lr,
+        "sample_tokens_per_s": total["sampled"] / max(1e-9, total["sample_s"]),
+        "train_tokens_per_s": tokens / max(1e-9, total["train_s"]),
+        **{name: total[name] for name in ("peak_gb", "wait_s", "sample_s", "score_s", "train_s")},
     }  # fmt: skip
 
 
@@ -297,10 +337,9 @@ def headline(row: dict) -> str:
 def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
     """Print what a run would do first: prompt, a tool turn, memory, sampling settings."""
     messages = env.reset()
-    tool = env.tools[-1]
-    call = Call(tool.name, {name: "…" for name in tool.parameters.get("required", ())})
+    call = Call("search_hotels", {"city": env.request.destination})
     turn = [Message("assistant", "", [call]), *env.step("", [call])[0]]
-    print("--- first prompt, then a tool turn (its call is made up)")
+    print("--- first prompt, then a tool turn (the call is ours, the answer the world's)")
     print(chat.render([*messages, *turn], env.tools, prompt=True))
     num_params = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -311,9 +350,11 @@ def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
     }
     print("--- memory per rank, GB, activations apart")
     print("\n".join(f"{name:22} {value:8.3f}" for name, value in gb.items()))
-    print(f"--- {num_params:,} parameters, {trained:,} trained, {len(chat.open(messages, env.tools))} prompt tokens")
-    print(f"--- sampling: temperature {cfg.temperature}, no top-p, top-k, min-p or penalties; stop ids")
-    print(f"    {sorted(chat.stop_ids)}; the model's own generation_config is not applied: {chat.generation_config}")
+    print(f"--- {num_params:,} parameters, {trained:,} trained; {len(chat.open(messages, env.tools))} tokens")
+    print("    in the first prompt")
+    print(f"--- sampling: temperature {cfg.temperature}, no top-p, top-k, min-p or penalties")
+    print(f"    stop ids {sorted(chat.stop_ids)}, at most {cfg.turn_tokens} tokens a turn")
+    print(f"    generation_config.json, read for stop ids only: {chat.generation_config}")
 
 
 def main(cfg: Config) -> dict:
@@ -323,75 +364,87 @@ def main(cfg: Config) -> dict:
     dist.catch_sigterm()
     folder, chat, model, train, held_out = load(cfg)
     judge = RubricJudge()
-    own_prompts = cfg.prompts // dist.world()
-    rows = cfg.rows or own_prompts * cfg.group
-    sampler = Sampler(model, rows=rows, max_len=cfg.total_tokens, temperature=cfg.temperature)
+    slots = range(dist.rank(), cfg.prompts, dist.world())  # of a step's requests, those of this rank
+    sampler = Sampler(
+        model, rows=cfg.rows or len(slots) * cfg.group, max_len=cfg.total_tokens,
+        temperature=cfg.temperature, dtype=compute_dtype(cfg),
+    )  # fmt: skip
     budget = Budget(cfg.turns, cfg.turn_tokens, cfg.observation_tokens, cfg.total_tokens)
     rollout = Rollout(sampler, chat, budget, workers=cfg.workers)
     if cfg.dry_run:
         if dist.is_main():
             dry_run(cfg, chat, model, train[0], sampler)
         return {}
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=cfg.lr, betas=(0.9, 0.95), weight_decay=cfg.weight_decay
-    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.95), weight_decay=cfg.weight_decay)
     reference = None
     if cfg.kl_beta and not cfg.lora_r:  # with adapters the reference is the model without them
-        reference = weights.load_model(folder, device=dist.device(), num_ids=chat.num_ids).requires_grad_(False)
+        reference = weights.load_model(
+            folder, dtype=compute_dtype(cfg), device=dist.device(), num_ids=chat.num_ids
+        ).requires_grad_(False)
     run, state = open_run(cfg, model, optimizer)
     started = time.perf_counter() - state["seconds"]
 
     def measure() -> dict[str, float]:
         sampler.reset()
-        with dist.gathered(model):
-            return rates(evaluate(rollout, held_out, judge, seed=cfg.seed))
+        mine = len(held_out[dist.rank() :: dist.world()])
+        with dist.gathered(model), run.bar(total=mine, unit="request") as bar:
+            return rates(evaluate(rollout, held_out, judge, seed=cfg.seed, progress=lambda _: bar.update()))
 
     if held_out and state["before"] is None:
         state["before"] = measure()
         run.line(f"before: valid {state['before']['valid_rate']:.3f}, win {state['before']['win_rate']:.3f}")
 
+    bar = run.bar(total=cfg.steps, start=state["step"])
     for step in range(state["step"] + 1, cfg.steps + 1):
         # roll out
         clock = time.perf_counter()
         sampler.reset()
         rollout.wait_s = 0.0
-        keys = [f"{step}/{slot}" for slot in range(dist.rank(), cfg.prompts, dist.world())]
-        envs = [train[i].fork() for i in pick(len(train), cfg, step)[dist.rank() :: dist.world()]]
-        seeds = [[seed_for(cfg.seed, key, member) for member in range(cfg.group)] for key in keys]
+        chosen = pick(len(train), cfg, step)
+        envs = [train[chosen[slot]].fork() for slot in slots]
+        seeds = [[seed_for(cfg.seed, step, slot, member) for member in range(cfg.group)] for slot in slots]
         with dist.gathered(model):
             groups = rollout.run(envs, group=cfg.group, seeds=seeds)
         episodes = [episode for group in groups for episode in group]
         times = {"sample_s": time.perf_counter() - clock, "wait_s": rollout.wait_s}
 
         # score
-        names = [f"{keys[episode.group]}/{episode.member}" for episode in episodes]
-        scored = score_for_training(episodes, judge, seed=cfg.seed, keys=names, workers=max(1, cfg.workers))
+        clock, errors = time.perf_counter(), []
+        scored = score_for_training(
+            episodes, judge, seed=cfg.seed, workers=max(1, cfg.workers), on_error=errors.append,
+            keys=[f"{step}/{slots[episode.group]}/{episode.member}" for episode in episodes],
+        )  # fmt: skip
         rewards = [anchored_reward(verdict, outcome) for verdict, outcome in zip(*scored, strict=True)]
+        times["score_s"] = time.perf_counter() - clock
 
         # advantages
         advantages = group_advantages(rewards, group=cfg.group, scale=cfg.scale_rewards)
 
         # pack and update, on `updates` shares of the requests
         clock = time.perf_counter()
-        times["lr"] = lr_at(
+        lr = lr_at(
             step - 1, base=cfg.lr, total=cfg.steps, warmup=min(cfg.warmup, cfg.steps),
             floor=cfg.lr * cfg.lr_floor, schedule=cfg.schedule,
         )  # fmt: skip
         for param_group in optimizer.param_groups:
-            param_group["lr"] = times["lr"]
-        shares = []
-        for part in range(cfg.updates):
-            members = [i for i, episode in enumerate(episodes) if episode.group % cfg.updates == part]
+            param_group["lr"] = lr
+        shares, parts = [], [slots[episode.group] * cfg.updates // cfg.prompts for episode in episodes]
+        for part in range(cfg.updates):  # parts by slot: the same ones with any number of ranks
+            members = [i for i in range(len(episodes)) if parts[i] == part]
             trajectories = [episodes[i].trajectory for i in members]
             own = [advantages[i] for i in members]
             shares.append(update(model, optimizer, trajectories, own, cfg, reference=reference))
         times["train_s"] = time.perf_counter() - clock
 
         # log
-        row = {"step": step} | metrics(episodes, *scored, rewards, advantages, shares, times, cfg)
-        run.metrics(row)
+        row = metrics(totals(episodes, *scored, rewards, advantages, times, cfg), shares, lr)
+        run.metrics({"step": step} | row)
         run.trajectories(records(step, episodes, *scored, rewards, chat))
-        run.line(headline(row))
+        run.line(headline({"step": step} | row))
+        if errors:
+            run.line(f"  {len(errors)} comparisons failed on rank 0, the first: {errors[0]}")
+        bar.update()
 
         # save
         state |= {"step": step, "seconds": time.perf_counter() - started}
@@ -403,11 +456,13 @@ def main(cfg: Config) -> dict:
             run.close()
             return {}
 
+    bar.close()
     export(cfg, folder, model, Path(cfg.out))
     summary = {"before": state["before"], "after": measure() if held_out else None}
     summary["seconds"] = time.perf_counter() - started
     if held_out:
-        run.line(f"{len(held_out)} held-out requests, sampled at temperature {cfg.temperature:g}, judge {judge.name}")
+        sampled = f"sampled at temperature {cfg.temperature:g}"
+        run.line(f"{len(held_out)} held-out requests, {sampled}, judge {judge.name}")
         run.line(before_after(summary["before"], summary["after"]))
     run.summary(summary)
     run.close()
@@ -417,7 +472,7 @@ def main(cfg: Config) -> dict:
 if __name__ == "__main__":
     try:
         main(config.parse(Config))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise SystemExit(f"train_grpo.py: {error}") from None
     finally:
         dist.close()

@@ -47,15 +47,25 @@ def _gate(episodes: list[Episode]) -> tuple[list[Verdict], list[int], list[tuple
     return verdicts, passed, [(episodes[i].env.view(), episodes[i].env.reference_view()) for i in passed]
 
 
-def score_for_training(episodes: list[Episode], judge: Judge, *, seed: int, keys: list[str], workers: int):
+def score_for_training(
+    episodes: list[Episode],
+    judge: Judge,
+    *,
+    seed: int,
+    keys: list[str],
+    workers: int,
+    on_error: Callable[[str], None] | None = None,
+) -> tuple[list[Verdict], list[str]]:
     """Verify every episode and let the judge compare those past the gate with their reference, once each.
 
     seed, keys  draw the order in which the judge sees a pair; keys has one name per episode
+    on_error    called with one text per comparison that failed
     returns     (verdicts, outcomes), one per episode; "error" where the environment or the judge failed
     """
     verdicts, passed, pairs = _gate(episodes)
     outcomes = ["error" if episode.trajectory.broken else "" for episode in episodes]
-    drawn = judge_all(judge, pairs, seed=seed, keys=[keys[i] for i in passed], workers=workers)
+    names = [keys[i] for i in passed]
+    drawn = judge_all(judge, pairs, seed=seed, keys=names, workers=workers, on_error=on_error)
     for i, outcome in zip(passed, drawn, strict=True):
         outcomes[i] = outcome
     return verdicts, outcomes

@@ -242,7 +242,9 @@ class Rollout:
         if pool is not None:
             return pool.submit(self._between_turns, episode, goal, advisor)
         done: Future = Future()
+        start = time.perf_counter()
         done.set_result(self._between_turns(episode, goal, advisor))
+        self.wait_s += time.perf_counter() - start  # no row decodes meanwhile
         return done
 
     def _collect(self, waiting: dict[Future, Episode], running: list[Episode], new: deque[Episode]) -> None:

@@ -231,9 +231,10 @@ def test_slow_tool_does_not_hold_up_others(chat, say):
     assert [group[0].trajectory.stop for group in groups] == ["answer", "answer"]
 
 
-def test_waiting_is_measured(chat, say):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_waiting_is_measured(chat, say, workers):
     # time in which every row waits is charged to the model
-    rollout = Rollout(say(TURNS), chat, BUDGET)
+    rollout = Rollout(say(TURNS), chat, BUDGET, workers=workers)
     rollout.advance([rollout.start(Counter(before_call=lambda: time.sleep(0.03)), seed=0)])
     assert 0.05 < rollout.wait_s  # two calls
 

@@ -56,14 +56,14 @@ class Counter(Env):
     reference_view = view
 
 
-def write_tokenizer(folder: Path) -> Path:
+def write_tokenizer(folder: Path, *, corpus=CORPUS, vocab_size: int = 320) -> Path:
     """Byte-level BPE with some merges, Qwen3's control tokens after the ordinary ids, and the template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+        corpus, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     )
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in TAGS])

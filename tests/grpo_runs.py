@@ -1,0 +1,92 @@
+"""train_grpo on a world and a model small enough for tests, in this process or as a script.
+
+    python tests/grpo_runs.py '[{"out": "a", "steps": 3, ...}, {"out": "b", ...}]' [die | slow]
+
+trains one run after the other. A random model never makes a valid plan, so here the world accepts every
+episode, and a hash of the sampled ids decides which plan the judge prefers: rewards differ within a group, and
+they are the same in every process.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch.distributed.checkpoint as dcp
+from toy import tiny_model, write_tokenizer
+
+import train_grpo
+from envs import triptailor, trips
+from envs.base import Verdict
+from nanoplan import dist, weights
+from nanoplan.chat import Chat
+
+TINY = {"steps": 3, "prompts": 2, "group": 4, "eval_n": 0, "lr": 5e-3, "warmup": 0, "save_every": 1}
+TINY |= {"turns": 2, "turn_tokens": 6, "observation_tokens": 40, "max_rows": 2, "lora_alpha": 16.0}
+
+
+def make(folder: Path) -> dict:
+    """A world of two cities and a random model that knows its words; returns the flags that name them."""
+    data = trips.build(folder / "world", seed=0, cities=2, train=5, test=3, hotels=1)
+    first = triptailor.load("train", data)[0]
+    tools = [json.dumps(tool.schema()) for tool in first.tools]
+    corpus = [message.content for message in first.reset()] + tools
+    model = write_tokenizer(folder / "model", corpus=corpus, vocab_size=1600)
+    chat = Chat(model)
+    weights.save_model(tiny_model(chat), model)
+    length = len(chat.open(first.reset(), first.tools))
+    return {"model": str(model), "data": str(data), "total_tokens": length + 60}
+
+
+def config(**flags) -> train_grpo.Config:
+    return train_grpo.Config(**{**TINY, **flags})
+
+
+def preferred(ids: list[int]) -> bool:
+    return bool(zlib.crc32(repr(ids).encode()) & 1)
+
+
+def score_by_ids(episodes, judge, *, score=train_grpo.score_for_training, **options):
+    """In place of score_for_training, which it still runs: every plan passes, some are preferred."""
+    score(episodes, judge, **options)
+    outcomes = ["win" if preferred(episode.trajectory.ids) else "loss" for episode in episodes]
+    return [Verdict(True, {"toy": True}, {"toy": 0.0}, []) for _ in episodes], outcomes
+
+
+def score_equally(episodes, judge, **options):
+    verdicts, outcomes = score_by_ids(episodes, judge, **options)
+    return verdicts, ["win"] * len(outcomes)
+
+
+def die_in_save(*args, save=dcp.save, **options):
+    """A kill in the middle of the third save: its tensors lie there, state.json doesn't yet."""
+    save(*args, **options)
+    if "step_3" in str(options["checkpoint_id"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slowly(*args, **options):
+    time.sleep(0.5)
+    return score_by_ids(*args, **options)
+
+
+def losses(out) -> list[float]:
+    return [row["loss"] for row in lines(out)]
+
+
+def lines(out, name="metrics.jsonl") -> list[dict]:
+    return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    train_grpo.score_for_training = slowly if "slow" in sys.argv else score_by_ids
+    if "die" in sys.argv:
+        dcp.save = die_in_save
+    for flags in json.loads(sys.argv[1]):
+        train_grpo.main(config(**flags))
+    dist.close()
