@@ -1,5 +1,5 @@
 """Worlds and plans. One file is one benchmark; knows no tensors."""
 
-from envs import triptailor
+from envs import naturalplan, triptailor
 
-BENCHMARKS = {"triptailor": triptailor}
+BENCHMARKS = {"naturalplan": naturalplan, "triptailor": triptailor}
