@@ -1,5 +1,5 @@
 """Worlds and plans. One file is one benchmark; knows no tensors."""
 
-from envs import naturalplan, triptailor
+from envs import naturalplan, planbench, triptailor
 
-BENCHMARKS = {"naturalplan": naturalplan, "triptailor": triptailor}
+BENCHMARKS = {"naturalplan": naturalplan, "planbench": planbench, "triptailor": triptailor}

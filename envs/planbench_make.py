@@ -53,13 +53,22 @@ object and province other object true.
 """,
 }
 ACTIONS = {
-    "blocksworld": ("pick up the {}", "put down the {}", "stack the {} on top of the {}")
-    + ("unstack the {} from on top of the {}",),
+    "blocksworld": (
+        "pick up the {}",
+        "put down the {}",
+        "stack the {} on top of the {}",
+        "unstack the {} from on top of the {}",
+    ),
     "mystery_blocksworld": ("attack {}", "succumb {}", "overcome {} from {}", "feast {} from {}"),
 }
 FACTS = {
-    "blocksworld": ("the {} is on the table", "the {} is clear", "the hand is empty")
-    + ("the hand is currently holding {}", "the {} is on top of the {}"),
+    "blocksworld": (
+        "the {} is on the table",
+        "the {} is clear",
+        "the hand is empty",
+        "the hand is currently holding {}",
+        "the {} is on top of the {}",
+    ),
     "mystery_blocksworld": ("planet {}", "province {}", "harmony", "pain {}", "{} craves {}"),
 }
 DOMAIN = """(define (domain {name})
