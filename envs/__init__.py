@@ -1,5 +1,10 @@
 """Worlds and plans. One file is one benchmark; knows no tensors."""
 
-from envs import naturalplan, planbench, triptailor
+from envs import naturalplan, planbench, travelplanner, triptailor
 
-BENCHMARKS = {"naturalplan": naturalplan, "planbench": planbench, "triptailor": triptailor}
+BENCHMARKS = {
+    "naturalplan": naturalplan,
+    "planbench": planbench,
+    "travelplanner": travelplanner,
+    "triptailor": triptailor,
+}

@@ -12,9 +12,9 @@ Constraints: TravelPlanner (arXiv:2402.01622).
 from itertools import groupby, pairwise
 
 from envs.base import clip
-from envs.travelplanner_data import ROOM_TYPES, Database, Query
-from envs.travelplanner_official import COMMONSENSE, HARD, MEALS, applicable, failed
-from envs.travelplanner_plan import Day, Item, Trip, resolve
+from envs.travelplanner_data import ROOM_TYPES, Database
+from envs.travelplanner_official import COMMONSENSE, HARD, MEALS, applicable
+from envs.travelplanner_plan import Day, Item, Trip
 
 
 class Findings:
@@ -31,10 +31,9 @@ class Findings:
             self.reasons.append(clip(f"{check}: {reason}", 200))
 
 
-def strict(query: Query, plan: list, data: Database):
+def strict(trip: Trip, data: Database) -> tuple[dict[str, bool | None], dict[str, float], list[str]]:
     """All 13 checks of a plan, how badly each is broken, and why.
 
-    plan     what parse_answer returned; a break of DAY_SCHEMA fails every check with severity 1
     returns  (check -> True, False, or None where the query has no such wish;
               check -> severity, 0.0 where it holds or does not apply;
               one line per broken rule, at most 20)
@@ -44,17 +43,12 @@ def strict(query: Query, plan: list, data: Database):
     constraints hold only if Complete Information and Within Sandbox do, as in the official rates; where
     that alone fails them, their severity is 1.
     """
-    try:
-        trip = resolve(query, plan, data)
-    except ValueError as error:
-        checks = failed(query)
-        return checks, {c: float(holds is False) for c, holds in checks.items()}, [f"schema: {error}"]
     findings = Findings()
     for rule in (_current_city, _sandbox, _diverse, _conflicts, _nights, _complete, _cost, _stays, _wishes):
         rule(trip, findings)
     _route(trip, data, findings)
     gates = ("is_not_absent", "is_valid_information_in_sandbox")
-    wanted = applicable(query)
+    wanted = applicable(trip.query)
     if any(findings.severity[gate] for gate in gates):
         for check in HARD:
             if wanted[check] and not findings.severity[check]:
