@@ -5,6 +5,7 @@ writing; a resumed run drops that torn line and every line after the step that i
 the line of a step before its checkpoint.
 """
 
+import itertools
 import json
 import math
 import os
@@ -80,6 +81,16 @@ class RunLog:
             )
         self.files[name].write("".join(to_json(row) + "\n" for row in rows))
         self.files[name].flush()
+
+
+def move_aside(folder: Path) -> None:
+    """Give an earlier run's folder (one with a config.json) a number at the end, and print it. For rank 0."""
+    if not (folder / "config.json").exists():
+        return
+    names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
+    free = next(name for name in names if not name.exists())
+    os.rename(folder, free)
+    print(f"an earlier run in {folder} was moved to {free}")
 
 
 def to_json(row) -> str:

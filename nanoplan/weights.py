@@ -18,6 +18,7 @@ import httpx
 import torch
 from torch import Tensor, nn
 
+from nanoplan.chat import Chat
 from nanoplan.model import Model, ModelConfig
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -155,6 +156,27 @@ def _named_weights(model: Model) -> dict[str, nn.Parameter]:
 def _set_parameter(model: Model, name: str, value: Tensor) -> None:
     module, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(module), leaf, nn.Parameter(value))
+
+
+def dtype_named(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a --dtype flag: torch's name, or "auto", float32 on a CPU and bfloat16 on a GPU."""
+    auto = "bfloat16" if device.type == "cuda" else "float32"
+    return getattr(torch, auto if name == "auto" else name)
+
+
+def load_policy(
+    name_or_path: str | Path, *, dtype: torch.dtype, device: torch.device | str, checkpointing: bool = False
+) -> tuple[Chat, Model]:
+    """A model that can act, and its chat, whose `folder` is where they lie.
+
+    raises  ValueError for what cannot be fetched or loaded, and for a chat template that rollouts cannot keep
+            ids with (see Chat.check)
+    """
+    folder = fetch(name_or_path)
+    chat = Chat(folder)
+    chat.check()
+    options = {"dtype": dtype, "device": device, "checkpointing": checkpointing}
+    return chat, load_model(folder, num_ids=chat.num_ids, **options)
 
 
 def load_model(
