@@ -24,7 +24,7 @@ test-slow: venv-dev
 lint: venv-dev
 	$(PY) -m ruff check .
 
-# makes assets/tiny again from nothing (about an hour on two cores)
+# makes assets/tiny again from nothing (about a quarter of an hour on two quiet cores)
 tiny: venv
 	$(PY) assets/make_tiny.py --out assets/tiny
 

@@ -37,10 +37,8 @@ from nanoplan.model import ModelConfig, Packed
 @dataclass(frozen=True)
 class Config:
     out: str = "assets/tiny"  # where the HF folder goes
-    data: str = ".cache/tiny-world"  # where the training world is kept
     seed: int = 0  # of everything
-    requests: int = 3000  # requests of the train split, each planned `passes` times by the scripted agent
-    passes: int = 3  # scripted episodes per request
+    passes: int = 3  # scripted episodes per request of the train split
     vocab_size: int = 1536  # of the tokenizer, added tokens included
     hidden: int = 64  # D
     layers: int = 3
@@ -125,7 +123,7 @@ def write_folder(folder: Path, tokenizer: Tokenizer, model_config: ModelConfig) 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised by five Newton-Schulz steps, for 2-D weights.
 
-    source  K. Jordan et al. 2024, "Muon"; the update has RMS 0.2 * max(1, rows / columns)^0.5 * lr / 0.2
+    source  K. Jordan et al. 2024, "Muon"; an update's spectral norm is about lr * max(1, rows / columns)^0.5
     """
 
     def __init__(self, params, *, lr: float, momentum: float = 0.95):
@@ -188,7 +186,10 @@ def fit(model, draw, cfg: Config, *, steps: int, floor: float, label: str, clock
     """`steps` updates on what `draw()` returns; the learning rate warms up and falls linearly to a share of `floor`."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [Muon(matrices, lr=cfg.muon_lr), torch.optim.AdamW(others, lr=cfg.adam_lr, betas=(0.9, 0.95))]
+    optimizers = [
+        Muon(matrices, lr=cfg.muon_lr),
+        torch.optim.AdamW(others, lr=cfg.adam_lr, betas=(0.9, 0.95)),
+    ]
     total = 0.0
     for step in range(steps):
         scale = stats.lr_at(step, base=1.0, total=steps, warmup=20, floor=floor, schedule="linear")
@@ -202,7 +203,10 @@ def fit(model, draw, cfg: Config, *, steps: int, floor: float, label: str, clock
             optimizer.zero_grad(set_to_none=True)
         total += loss.item()
         if (step + 1) % 100 == 0:
-            print(f"{label} {step + 1:5d}/{steps}  loss {total / 100:.4f}  {time.perf_counter() - clock:.0f} s", flush=True)
+            print(
+                f"{label} {step + 1:5d}/{steps}  loss {total / 100:.4f}  {time.perf_counter() - clock:.0f} s",
+                flush=True,
+            )
             total = 0.0
 
 
@@ -269,10 +273,8 @@ def conversations(cfg: Config, envs) -> list[tuple]:
 def main(cfg: Config) -> None:
     clock = time.perf_counter()
     torch.manual_seed(cfg.seed)
-    out, data = Path(cfg.out), Path(cfg.data)
-    if not (data / "train.json").exists():
-        trips.build(data, seed=cfg.seed, train=cfg.requests, test=1)
-    talks = conversations(cfg, triptailor.load("train", data, max_rows=5, hours=False))
+    out = Path(cfg.out)
+    talks = conversations(cfg, triptailor.load("train", trips.builtin(), max_rows=5, hours=False))
     print(f"{len(talks)} conversations, {time.perf_counter() - clock:.0f} s", flush=True)
 
     def model_config(vocab_size: int) -> ModelConfig:
