@@ -218,6 +218,7 @@ def _spelling(name: str) -> str:
 _MARK = re.compile(r"^(?:[\s>•*#+-]|step\b|action\b|\d+\s*[.):\]-]|\d+\s|:)+")
 _PLAIN = str.maketrans({"*": "", "`": "", "\u2013": " - ", "\u2014": " - "})  # dashes part words,
 _PLAIN |= str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2212", "-"))  # hyphens join them
+_MARKERS = {"[plan]", "[plan end]", "[statement]", "<think>", "</think>"}
 _LINKS = {"from", "on", "onto", "top", "of"}
 
 
@@ -231,17 +232,12 @@ def read_strict(text: str, config: Config) -> Reading:
     lacks an object.
     """
     reading, lexicon = Reading(), config.lexicon
-    lines = text[:MAX_ANSWER_CHARS].translate(_PLAIN).lower().split("\n")
-    first, last = _plan_span(lines)
-    for number, line in enumerate(lines, start=1):
+    plain = text[:MAX_ANSWER_CHARS].translate(_PLAIN).lower()
+    start, end = _plan_span(plain)
+    _drop_all(reading, 1, plain[:start])
+    first = plain.count("\n", 0, start) + 1
+    for number, line in enumerate(plain[start:end].split("\n"), start=first):
         line = line.strip()
-        if not first <= number <= last:
-            _drop(reading, number, line, "outside of the plan")
-            continue
-        if number == first:
-            line = line.rpartition("</think>")[2].rpartition("[plan]")[2].strip()
-        if number == last:
-            line = re.split(r"\[plan end\]|\[statement\]", line)[0].strip()
         step, rest, why = _read_line(line, lexicon)
         if step:
             reading.steps.append(step)
@@ -252,25 +248,29 @@ def read_strict(text: str, config: Config) -> Reading:
             reading.stopped = f"line {number}: {clip(line, 60)!r} ({why})"
             _drop(reading, number, line, f"{why}; the plan stops here")
             break
-        elif line:
+        else:
             _drop(reading, number, line, "no action")
+    _drop_all(reading, plain.count("\n", 0, end) + 1, plain[end:])
     if len(text) > MAX_ANSWER_CHARS:
-        _drop(reading, len(lines), text[MAX_ANSWER_CHARS:], "too long")
+        reading.dropped[MAX_DROPPED - 1 :] = [f"{len(text) - MAX_ANSWER_CHARS} characters (too long)"]
     return reading
 
 
-def _plan_span(lines: list[str]) -> tuple[int, int]:
-    """First and last line of the plan, from 1; the first is after the last where thinking never ends."""
-    start = max((i for i, line in enumerate(lines) if "</think>" in line), default=0)
-    if any("<think>" in line.rpartition("</think>")[2] for line in lines[start:]):
-        return len(lines) + 1, len(lines)
-    last = next((i for i in range(start, len(lines)) if "[statement]" in lines[i]), len(lines) - 1)
-    first = max((i for i in range(start, last + 1) if "[plan]" in lines[i]), default=start)
-    for i in range(first, last + 1):
-        if "[plan end]" in lines[i].rpartition("[plan]")[2]:
-            last = i
-            break
-    return first + 1, last + 1
+def _plan_span(plain: str) -> tuple[int, int]:
+    """Start and end of the plan among the characters of an answer; nothing where thinking never ends."""
+    start = plain.rfind("</think>") + len("</think>") if "</think>" in plain else 0
+    if "<think>" in plain[start:]:
+        return len(plain), len(plain)
+    end = _find(plain, "[statement]", start, len(plain))
+    if "[plan]" in plain[start:end]:
+        start = plain.rfind("[plan]", start, end) + len("[plan]")
+    return start, _find(plain, "[plan end]", start, end)
+
+
+def _find(plain: str, mark: str, start: int, end: int) -> int:
+    """Where `mark` first stands between start and end; end if it does not."""
+    found = plain.find(mark, start, end)
+    return end if found < 0 else found
 
 
 def _read_line(line: str, lexicon: Lexicon) -> tuple[Step | None, str, str]:
@@ -304,6 +304,13 @@ def _is_heading(line: str, lexicon: Lexicon, started: bool) -> bool:
     if lexicon.name.search(line):
         return False
     return line.endswith(":") or (not started and _MARK.match(line) is None and not line.startswith("("))
+
+
+def _drop_all(reading: Reading, first: int, text: str) -> None:
+    """Report the lines of a text outside of the plan, without marks that are alone on a line."""
+    for number, line in enumerate(text.split("\n", MAX_DROPPED + 1), start=first):
+        if line.strip() not in _MARKERS:
+            _drop(reading, number, line.strip(), "outside of the plan")
 
 
 def _drop(reading: Reading, number: int, line: str, why: str) -> None:
