@@ -336,7 +336,9 @@ def builtin() -> Path:
     train and 512 test requests. Its name holds a digest of the generator's source, so that another version
     makes another folder; processes that make it at the same time write the same bytes."""
     here = Path(__file__).resolve().parent
-    sources = b"".join((here / f"{name}.py").read_bytes() for name in ("trips", "trip_tables", "trip_planner"))
+    sources = b"".join(
+        (here / f"{name}.py").read_bytes() for name in ("trips", "trip_tables", "trip_planner")
+    )
     digest = hashlib.blake2b(sources, digest_size=4).hexdigest()
     folder = here.parent / ".cache" / f"trips-{digest}"
     if not folder.exists():
