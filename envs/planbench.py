@@ -86,7 +86,7 @@ def open_slice(name: str, root: Path) -> Slice:
 
 
 def _stored_plans(name: str, root: Path, folder: Path) -> dict[int, tuple[str, str]]:
-    """Plans of the prompt file and of info.json, as far as there are such files."""
+    """Plans of the prompt file and of the hard set's info.json, as far as there are such files."""
     plans = {}
     path = root / ROOTS[0] / "prompts" / name / f"{TASK}.json"
     if path.is_file():
@@ -96,7 +96,7 @@ def _stored_plans(name: str, root: Path, folder: Path) -> dict[int, tuple[str, s
             number = _object(record, "instance_id", int, where)
             plans[number] = (_object(record, "ground_truth_plan", str, where), where)
     path = folder.parent / "info.json"
-    if path.is_file():
+    if name == HARD and path.is_file():
         for file, record in _json(path).items():
             digits = "".join(c for c in file if c.isdigit())
             if digits:
@@ -130,9 +130,9 @@ class PlanBench(Env):
     stratum    "4 blocks, 6 steps": what sampling and tables are stratified by
     """
 
-    def __init__(self, task: Task, slice: Slice, problem: Problem, reference: list[Step], prompt: str):
+    def __init__(self, task: Task, source: Slice, problem: Problem, reference: list[Step], prompt: str):
         super().__init__(task, [])
-        self.slice, self.problem, self.reference, self.prompt = slice, problem, reference, prompt
+        self.source, self.problem, self.reference, self.prompt = source, problem, reference, prompt
         self.stratum = f"{len(problem.objects)} blocks, {len(reference)} steps"
 
     def reset(self) -> list[Message]:
@@ -141,11 +141,11 @@ class PlanBench(Env):
 
     def reading(self) -> Reading:
         """The answer as `verify` reads it, with what was dropped."""
-        return read_strict(self.answer_text, self.slice.config)
+        return read_strict(self.answer_text, self.source.config)
 
     def verify(self) -> Verdict:
         reading = self.reading()
-        return verdict(self.problem, reading, simulate(self.problem, reading.steps), self.slice.config)
+        return verdict(self.problem, reading, simulate(self.problem, reading.steps), self.source.config)
 
     def official(self, text: str | None = None) -> dict[str, bool | None]:
         """The benchmark's own verdict on `text` (None: the final answer so far): {"answered",
@@ -156,7 +156,7 @@ class PlanBench(Env):
         text = self.answer_text if text is None else text
         if not text:
             return {"answered": False, "executable": None, "goal": None, "pass": False}
-        run = simulate(self.problem, read_official(text, self.slice.config, self.slice.domain))
+        run = simulate(self.problem, read_official(text, self.source.config, self.source.domain))
         return {"answered": True, "executable": not run.why, "goal": not run.unmet, "pass": run.valid}
 
     def measures(self) -> dict[str, float]:
@@ -166,14 +166,14 @@ class PlanBench(Env):
         return measures(run, shortest=len(self.reference))
 
     def view(self) -> PlanView:
-        return plan_view(self.problem, self.reading().steps, len(self.reference), self.slice.config)
+        return plan_view(self.problem, self.reading().steps, len(self.reference), self.source.config)
 
     def reference_view(self) -> PlanView:
-        return plan_view(self.problem, self.reference, len(self.reference), self.slice.config)
+        return plan_view(self.problem, self.reference, len(self.reference), self.source.config)
 
     def gold(self) -> str:
         """The reference plan as an answer: one action a line in the prompt's words."""
-        return "\n".join(map(self.slice.config.action_text, self.reference))
+        return "\n".join(map(self.source.config.action_text, self.reference))
 
 
 def measures(run: Run, *, shortest: int) -> dict[str, float]:
@@ -257,7 +257,7 @@ def score(env: PlanBench, output) -> dict:
     env.answer(text)
     reading = env.reading()
     run = simulate(env.problem, reading.steps)
-    found = verdict(env.problem, reading, run, env.slice.config)
+    found = verdict(env.problem, reading, run, env.source.config)
     return {
         "id": env.task.id,
         "official": env.official(text),
@@ -298,13 +298,13 @@ def load(
     return [envs[i] for i in stratified([env.stratum for env in envs], n, seed=seed)]
 
 
-def _load_slice(slice: Slice, shots: int) -> list[PlanBench]:
-    config, envs = slice.config, []
+def _load_slice(source: Slice, shots: int) -> list[PlanBench]:
+    config, envs = source.config, []
     last = min(config.end + shots, config.num_instances)
     example, example_plan = None, []
     for number in range(config.start, last + 1):
-        problem = slice.problem(number)
-        gold = slice.gold(number, problem)
+        problem = source.problem(number)
+        gold = source.gold(number, problem)
         if shots == 0:
             prompt = prompt_zero_shot(problem, config)
         elif example is not None:
@@ -313,6 +313,6 @@ def _load_slice(slice: Slice, shots: int) -> list[PlanBench]:
             plan = [" ".join(step) for step in gold]
             record = {"blocks": len(problem.objects), "steps": len(gold), "query": prompt, "plan": plan}
             task = Task(f"{config.name}/{number}", record)
-            envs.append(PlanBench(task, slice, problem, gold, prompt))
+            envs.append(PlanBench(task, source, problem, gold, prompt))
         example, example_plan = problem, gold
     return envs

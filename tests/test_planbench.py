@@ -204,7 +204,7 @@ def test_gold_plans_are_valid_and_optimal():
         envs = planbench.load(name, SLICES)
         path = SLICES / f"plan-bench/prompts/{name}/task_1_plan_generation.json"
         for env, record in zip(envs, json.loads(path.read_text())["instances"], strict=True):
-            steps = read_strict(record["ground_truth_plan"], env.slice.config).steps
+            steps = read_strict(record["ground_truth_plan"], env.source.config).steps
             assert steps == env.reference and brute_force(env.problem, steps)
             assert len(steps) == record["ground_truth_plan"].count("(") == len(optimal_plan(env.problem))
             score = planbench.score(env, env.gold())
@@ -402,7 +402,7 @@ OFFICIAL = {  # name: (answer, steps that the official extraction finds)
 def test_official_extraction_with_its_quirks(env, name):
     # Catches: an official mode that is better than the benchmark's and makes numbers incomparable.
     answer, steps = OFFICIAL[name]
-    assert read_official(answer, env.slice.config, env.slice.domain) == steps
+    assert read_official(answer, env.source.config, env.source.domain) == steps
 
 
 def test_official_mystery_and_empty_answers(world, env):
@@ -411,9 +411,9 @@ def test_official_mystery_and_empty_answers(world, env):
     answer = (
         "2. Overcome object c from object a (using Province object c and Pain object a)\nattack objects b"
     )
-    steps = read_official(answer, mystery.slice.config, mystery.slice.domain)
+    steps = read_official(answer, mystery.source.config, mystery.source.domain)
     assert steps == [("overcome", "c", "a")]
-    assert read_official("attack another object borrowed", mystery.slice.config, mystery.slice.domain) == [
+    assert read_official("attack another object borrowed", mystery.source.config, mystery.source.domain) == [
         ("attack", "b")
     ]
     assert env.official("") == {"answered": False, "executable": None, "goal": None, "pass": False}
@@ -431,10 +431,10 @@ def test_mystery_is_read_strictly(world):
         env.gold().replace("object ", "object_"),
     ]
     assert [judge(env, text).reasons for text in texts] == [[]] * 5
-    assert read_strict("feast object b from another object a", env.slice.config).steps == [
+    assert read_strict("feast object b from another object a", env.source.config).steps == [
         ("feast", "b", "a")
     ]
-    assert read_strict("1. attack an object", env.slice.config).stopped
+    assert read_strict("1. attack an object", env.source.config).stopped
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_generated_folder(world, tmp_path):
     assert len(plain) == len(mystery) == len(keys) == 24
     assert Counter(len(env.problem.objects) for env in plain) == {3: 8, 4: 8, 5: 8}
     for ours, theirs in zip(plain, mystery, strict=True):
-        assert twin(ours.problem, theirs.slice.domain).init == theirs.problem.init
+        assert twin(ours.problem, theirs.source.domain).init == theirs.problem.init
         assert not ours.problem.goal <= ours.problem.init
         assert brute_force(ours.problem, ours.reference) and brute_force(theirs.problem, theirs.reference)
     again = planbench_make.build(tmp_path / "again", seed=3, num=24, blocks=(3, 4, 5))
@@ -555,7 +555,7 @@ def test_generated_like_the_benchmark(tmp_path):
     tests = planbench.load("blocksworld_3", SLICES, shots=0)
     official = {(env.problem.init, env.problem.goal) for env in tests}
     assert not official & {(env.problem.init, env.problem.goal) for env in envs}
-    assert all(env.prompt.startswith(tests[0].slice.config.intro) for env in envs)
+    assert all(env.prompt.startswith(tests[0].source.config.intro) for env in envs)
 
 
 def test_environment_contract(env):
@@ -706,7 +706,7 @@ def stands(step, config):
 
 def build_answer(env, rng):
     """A mutated answer and the steps that a fair reader finds in it."""
-    config, domain = env.slice.config, env.slice.domain
+    config, domain = env.source.config, env.source.domain
     verbs = list(domain.actions)
     plan = list(env.reference)
     for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
@@ -781,18 +781,18 @@ def test_fuzz(world):
         if not kept:
             text = spoil(text, rng)
         score = planbench.score(env, text)
-        reading = read_strict(text, env.slice.config)
+        reading = read_strict(text, env.source.config)
         steps = reading.steps
         if kept:
             assert steps == expected, (text, steps)
         assert score["strict"]["pass"] == brute_force(env.problem, steps), (text, steps)
-        found = read_official(text, env.slice.config, env.slice.domain)
+        found = read_official(text, env.source.config, env.source.domain)
         assert score["official"]["pass"] == (bool(text) and brute_force(env.problem, found)), (text, found)
         if score["strict"]["pass"]:
             assert reading.lines == sorted(set(reading.lines))
             for step, number in zip(steps, reading.lines, strict=True):
                 line = text.lower().replace("*", "").replace("`", "").split("\n")[number - 1]
-                assert re.search(stands(step, env.slice.config), line), (step, line)
+                assert re.search(stands(step, env.source.config), line), (step, line)
         passed["strict", kept] += score["strict"]["pass"]
         passed["official", kept] += score["official"]["pass"]
         passed["all", kept] += 1
