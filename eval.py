@@ -9,7 +9,7 @@
 
 Writes config.json, items.jsonl (one line a request), trajectories.jsonl (ids and mask, of a model's run) and
 results.json, which follows from config.json and items.jsonl. A judge is asked both orders of every plan past
-the gate. Left out: official scoring (the key `official` is null), remote models, critics.
+the gate. `official` is null for a benchmark whose own scorer is not built. Left out: remote models, critics.
 """
 
 import dataclasses
@@ -22,12 +22,14 @@ from typing import Literal
 from tqdm import tqdm
 
 from envs import BENCHMARKS, trips
+from envs.base import Env
 from nanoplan import config, dist, evaluate, log, lora, weights
 from nanoplan.chat import Chat
-from nanoplan.judge import RubricJudge
+from nanoplan.judge import Judge, RubricJudge
 from nanoplan.rollout import Budget, Rollout
 from nanoplan.sampler import Sampler
 
+JUDGES = {"triptailor": RubricJudge}  # of the benchmarks whose requests have a plan to compare with
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # what a flag left at none means
 
 
@@ -75,32 +77,37 @@ def check(cfg: Config) -> None:
         raise ValueError(f"compare={' '.join(cfg.compare)}: wanted two folders")
     if (cfg.model or cfg.outputs) and cfg.bench not in BENCHMARKS:
         raise ValueError(f"bench={cfg.bench!r} is unknown; known: {', '.join(sorted(BENCHMARKS))}")
+    if (cfg.model or cfg.outputs) and not cfg.data and cfg.bench != "triptailor":
+        raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.bench}")
     if not cfg.model:
         for name in ("adapter", "generation_config", *SAMPLING):
-            if getattr(cfg, name) not in ("", False, None):
+            if getattr(cfg, name) != getattr(Config, name):
                 raise ValueError(f"{name}={getattr(cfg, name)} is for a --model; here is {given[0]}")
     if cfg.rows < 1 or cfg.workers < 0 or cfg.n < 0:
         raise ValueError(f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}: wanted 1, 0, 0 or more")
 
 
-def load_requests(cfg: Config, *, n: int | None) -> list:
+def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
     """Environments of the split: n drawn ones, or all in the order of the file."""
     data = Path(cfg.data) if cfg.data else trips.builtin()
-    return BENCHMARKS[cfg.bench].load(cfg.split, data, n=n, seed=0, max_rows=cfg.max_rows, hours=cfg.hours)
+    own = {"triptailor": {"max_rows": cfg.max_rows, "hours": cfg.hours}}
+    return BENCHMARKS[cfg.bench].load(cfg.split, data, n=n, seed=0, **own.get(cfg.bench, {}))
 
 
-def judge_of(envs: list):
+def judge_of(cfg: Config, envs: list[Env]) -> Judge | None:
     """The benchmark's judge; None where no request has a plan to compare with. Raises ValueError where some
     have one and some don't."""
+    if cfg.bench not in JUDGES:
+        return None
     missing = [reason for env in envs if (reason := no_reference(env))]
     if missing and len(missing) < len(envs):
         raise ValueError(f"{len(missing)} of {len(envs)} requests have no reference plan: {missing[0]}")
     if missing and dist.is_main():
         print(f"no win rate: {missing[0]}")
-    return None if missing else RubricJudge()
+    return None if missing else JUDGES[cfg.bench]()
 
 
-def no_reference(env) -> str:
+def no_reference(env: Env) -> str:
     """Why a request has no plan to compare with; "" if it has one."""
     try:
         env.reference_view()
@@ -134,7 +141,7 @@ def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
     if cfg.adapter:
         lora.load_adapter(model, weights.fetch(cfg.adapter))
     cfg, envs = sampling_of(cfg, chat), load_requests(cfg, n=cfg.n or None)
-    judge = judge_of(envs)
+    judge = judge_of(cfg, envs)
     evaluate.check_room(chat, model, envs[0], total_tokens=cfg.total_tokens)
     share = len(range(dist.rank(), len(envs), dist.world()))
     filters = {name: getattr(cfg, name) for name in SAMPLING}
@@ -173,7 +180,7 @@ def run_outputs(cfg: Config) -> list[dict]:
     unused = len(outputs) - (len(envs) - len(missing))
     if unused:
         print(f"{unused} outputs are not among the {len(envs)} requests and are not scored")
-    judge = judge_of(envs)
+    judge = judge_of(cfg, envs)
     open_out(cfg)
     return evaluate.score_outputs(envs, outputs, judge)
 
@@ -186,10 +193,10 @@ def open_out(cfg: Config) -> None:
 
 
 def results_of(cfg: dict, items: list[dict]) -> dict:
-    """results.json: a function of config.json and items.jsonl. `official` is null until it is built."""
+    """results.json: a function of config.json and items.jsonl."""
     judged = any(item["win"] is not None or item["outcome"] == "error" for item in items)
     about = {name: cfg[name] for name in ("bench", "split", "data", "model", "adapter", "outputs", *SAMPLING)}
-    about |= {"judge": RubricJudge.name if judged else None, "official": None}
+    about["judge"] = JUDGES[cfg["bench"]].name if judged else None
     return about | evaluate.summarize(items, seed=cfg["seed"])
 
 
@@ -199,19 +206,32 @@ def table(results: dict) -> str:
     data = results["data"] or "the built-in world"
     lines = [
         f"{results['bench']}, {results['split']} split of {data}: {system}",
-        f"strict scoring (official scoring is not built yet); judge: {results['judge'] or 'none'}",
+        f"judge: {results['judge'] or 'none'}"
+        + "; official scoring is not built" * (not results["official"]),
     ]
     rows = []
-    for name, row in (results["strict"] | results["per_plan"]).items():
-        share = name in results["strict"]
-        cells = [number(row[key], share=share) for key in ("value", "low", "high")]
-        label = name if share else f"{name} per plan"
-        rows.append([label, cells[0], "–" if row["n"] == 0 else f"{cells[1]} to {cells[2]}", row["n"]])
+    for part in ("strict", "official", "per_plan"):
+        for name, row in (results[part] or {}).items():
+            value, low, high = (
+                number(row[key], share=part != "per_plan") for key in ("value", "low", "high")
+            )
+            interval = f"{low} to {high}" if row["n"] else "–"
+            rows.append(
+                [label(f"official {name}" if part == "official" else name), value, interval, row["n"]]
+            )
     lines.append(log.table(["", "mean", "95 % interval", "plans"], rows))
     counts = results["counts"]
     stops = ", ".join(f"{name} {count}" for name, count in counts["stops"].items())
-    lines.append(f"{counts['requests']} requests; ended by: {stops}; judge errors {counts['judge_errors']}")
+    lines.append(f"{counts['requests']} requests; ended by: {stops}")
+    lines.append(
+        f"failures that are not the model's: env {counts['env_errors']}, judge {counts['judge_errors']}"
+    )
     return "\n".join(lines)
+
+
+def label(name: str) -> str:
+    """A row's name: counts are per plan."""
+    return f"{name} per plan" if name in evaluate.PER_PLAN else name
 
 
 def number(value: float | None, *, share: bool, sign: str = "") -> str:
@@ -233,8 +253,7 @@ def compare(cfg: Config) -> dict:
         share = name not in evaluate.PER_PLAN
         means = [number(row[key], share=share) for key in ("a", "b")]
         diff, low, high = (number(row[key], share=share, sign="+") for key in ("diff", "low", "high"))
-        label = name if share else f"{name} per plan"
-        rows.append([label, *means, diff, "–" if row["n"] == 0 else f"{low} to {high}", row["n"]])
+        rows.append([label(name), *means, diff, f"{low} to {high}" if row["n"] else "–", row["n"]])
     print(f"A = {cfg.compare[0]}, B = {cfg.compare[1]}; paired by id, bootstrap over requests")
     for folder, of, other in ((cfg.compare[0], *items), (cfg.compare[1], *items[::-1])):
         alone = len({item["id"] for item in of} - {item["id"] for item in other})
@@ -270,7 +289,6 @@ def main(cfg: Config) -> dict:
         else:
             items = run_outputs(cfg)
         out, stored = Path(cfg.out), dataclasses.asdict(cfg)
-        items = [{"id": item["id"], "official": None} | item for item in items]
         if dist.is_main():
             evaluate.write_lines(out / "items.jsonl", items)
             if records is not None:

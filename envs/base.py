@@ -117,6 +117,11 @@ class Env:
         """Verdict on the final answer so far; never raises on what a model wrote."""
         raise NotImplementedError
 
+    def official(self) -> dict[str, bool | None] | None:
+        """The final answer by the benchmark's own scorer, holes included: its checks (None where it gives no
+        result) and "pass". None where that scorer is not built."""
+        return None
+
     def view(self) -> PlanView:
         """What a judge sees of the final answer."""
         raise NotImplementedError

@@ -85,19 +85,22 @@ def score_for_training(
 
 
 def score_for_report(episodes: list[Episode], judge: Judge | None) -> list[dict]:
-    """Verify every episode and ask the judge both orders of every plan past the gate; one item each.
+    """Verify every episode and ask the judge both orders of every plan past the gate; one item each, with the
+    official score where the benchmark has one.
 
     judge  None where the requests have no reference plans: every `win` is None
     """
-    if judge is None:
-        return [item_of(episode, episode.env.verify(), "", None) for episode in episodes]
-    verdicts, passed, pairs = _gate(episodes)
-    wins: list[float | None] = [None if episode.trajectory.broken else 0.0 for episode in episodes]
     outcomes = ["error" if episode.trajectory.broken else "" for episode in episodes]
-    for i, win in zip(passed, win_rates(judge, pairs), strict=True):
-        wins[i] = win
-        outcomes[i] = "error" if win is None else "win" if win == 1 else "tie" if win else "loss"
-    return [item_of(*row) for row in zip(episodes, verdicts, outcomes, wins, strict=True)]
+    wins: list[float | None] = [None if judge is None or outcome else 0.0 for outcome in outcomes]
+    if judge is None:
+        verdicts = [episode.env.verify() for episode in episodes]
+    else:
+        verdicts, passed, pairs = _gate(episodes)
+        for i, win in zip(passed, win_rates(judge, pairs), strict=True):
+            wins[i] = win
+            outcomes[i] = "error" if win is None else "win" if win == 1 else "tie" if win else "loss"
+    rows = zip(episodes, verdicts, outcomes, wins, strict=True)
+    return [item_of(*row) | {"official": row[0].env.official()} for row in rows]
 
 
 def rates(items: list[dict]) -> dict[str, float]:
@@ -110,18 +113,28 @@ def rates(items: list[dict]) -> dict[str, float]:
     out = {name: _mean(column) for name, column in columns.items()}
     for name in PER_PLAN:
         out[f"{name}_per_plan"] = out.pop(name)
-    out["judge_errors"] = float(sum(item["outcome"] == "error" for item in items))
+    out["judge_errors"] = float(sum(_judge_failed(item) for item in items))
     return out
+
+
+def _judge_failed(item: dict) -> bool:
+    return item["outcome"] == "error" and not _env_failed(item)
+
+
+def _env_failed(item: dict) -> bool:
+    return item["stop"].startswith("error")
 
 
 def _columns(items: list[dict]) -> dict[str, list]:
     """Rate or count -> its value per item, None where an item has none."""
+    checks = dict.fromkeys(
+        name for item in items for name in item["strict"] if name not in ("pass", "reasons")
+    )
     columns = {
         "valid_rate": [item["strict"]["pass"] for item in items],
         "win_rate": [item["win"] for item in items],
     }
-    for check in [name for name in items[0]["strict"] if name not in ("pass", "reasons")] if items else []:
-        columns[check] = [item["strict"][check] for item in items]
+    columns |= {name: [item["strict"].get(name) for item in items] for name in checks}
     return columns | {name: [item[name] for item in items] for name in PER_PLAN}
 
 
@@ -133,28 +146,43 @@ def _mean(values: list) -> float:
 def summarize(items: list[dict], *, seed: int = 0) -> dict:
     """What results.json says of the items, each number with its 95 % interval and the items it is over.
 
-    returns  {"strict": {rate: {"value", "low", "high", "n"}}, "per_plan": {count: the same}, "counts": {...}}
-             Rates have Wilson intervals (of half wins: of the nearest whole number), counts per plan have
-             percentile bootstrap intervals. What no item knows is None with n = 0.
+    returns  {"official": {check: {"value", "low", "high", "n"}}, or None where no item has an official score,
+             "strict": {rate: the same}, "per_plan": {count: the same}, "counts": {...}}. Rates have Wilson
+             intervals (of half wins: of the nearest whole number), counts per plan percentile bootstrap ones.
+             What no item knows is None with n = 0.
     """
-    strict, per_plan = {}, {}
-    for name, column in _columns(items).items():
-        known = [float(value) for value in column if value is not None]
-        row = {"value": None, "low": None, "high": None, "n": len(known)}
-        if known and name in PER_PLAN:
-            _, low, high = stats.bootstrap_mean(known, seed=seed, samples=2000)
-            row |= {"value": _mean(known), "low": low, "high": high}
-        elif known:
-            low, high = stats.wilson(round(sum(known)), len(known))
-            row |= {"value": _mean(known), "low": low, "high": high}
-        (per_plan if name in PER_PLAN else strict)[name] = row
+    columns = _columns(items)
+    official = [item["official"] or {} for item in items]
+    checks = dict.fromkeys(name for row in official for name in row)
     counts = {
         "requests": len(items),
         "undelivered": sum(item["stop"] == UNDELIVERED for item in items),
-        "judge_errors": sum(item["outcome"] == "error" for item in items),
-        "stops": dict(Counter(item["stop"] for item in items).most_common()),
+        "env_errors": sum(_env_failed(item) for item in items),
+        "judge_errors": sum(_judge_failed(item) for item in items),
+        "stops": dict(Counter(item["stop"].partition(":")[0] for item in items).most_common()),
     }
-    return {"strict": strict, "per_plan": per_plan, "counts": counts}
+    return {
+        "official": {name: _rate([row.get(name) for row in official]) for name in checks} or None,
+        "strict": {name: _rate(column) for name, column in columns.items() if name not in PER_PLAN},
+        "per_plan": {name: _count(columns[name], seed) for name in PER_PLAN},
+        "counts": counts,
+    }
+
+
+def _rate(column: list) -> dict:
+    known = [float(value) for value in column if value is not None]
+    if not known:
+        return {"value": None, "low": None, "high": None, "n": 0}
+    low, high = stats.wilson(round(sum(known)), len(known))
+    return {"value": _mean(known), "low": low, "high": high, "n": len(known)}
+
+
+def _count(column: list, seed: int) -> dict:
+    known = [float(value) for value in column if value is not None]
+    if not known:
+        return {"value": None, "low": None, "high": None, "n": 0}
+    mean, low, high = stats.bootstrap_mean(known, seed=seed, samples=2000)
+    return {"value": mean, "low": low, "high": high, "n": len(known)}
 
 
 def compare(a: list[dict], b: list[dict], *, seed: int) -> dict[str, dict]:
@@ -275,7 +303,7 @@ def read_items(folder: str | Path) -> list[dict]:
     path = Path(folder) / "items.jsonl"
     items = []
     for number, item in read_lines(path):
-        for field in ("id", "strict", "win", "outcome", "stop", *PER_PLAN):
+        for field in ("id", "official", "strict", "win", "outcome", "stop", *PER_PLAN):
             if field not in item:
                 raise ValueError(f'{path} line {number} has no "{field}"; wanted a file of eval.py')
         items.append(item)

@@ -1,0 +1,273 @@
+import json
+import math
+
+import pytest
+import torch
+from grpo_runs import make
+from pair import run_pair
+
+import eval as script
+from envs import triptailor
+from nanoplan import evaluate, lora, weights
+from nanoplan.chat import Chat
+
+CHECKS = 7
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """A world of three test requests and a random model that knows its words."""
+    return make(tmp_path_factory.mktemp("eval")) | {"bench": "triptailor", "max_rows": 2}
+
+
+@pytest.fixture(scope="module")
+def envs(flags):
+    return triptailor.load("test", flags["data"])
+
+
+def model_config(flags, out, **more):
+    limits = {"turns": 2, "turn_tokens": 8, "observation_tokens": 40, "rows": 2}
+    return script.Config(**{**flags, **limits, "out": str(out), **more})
+
+
+def outputs_config(flags, file, out, **more):
+    return script.Config(bench="triptailor", data=flags["data"], outputs=str(file), out=str(out), **more)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path, rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def reference(env):
+    return json.loads(env.task.data["final_plan_json"])
+
+
+def imagined(plan):
+    """The plan with a hotel that is not in the database."""
+    return {**plan, "hotel": [{**plan["hotel"][0], "name": "No Such Inn"}]}
+
+
+def test_results_follow_from_the_stored_files(flags, tmp_path, capsys):
+    # Catches: a table that can't be made again, or that disagrees with the files beside it.
+    results = script.main(model_config(flags, tmp_path / "a"))
+    printed = capsys.readouterr().out
+    stored = (tmp_path / "a" / "results.json").read_text()
+    assert json.loads(stored) == results and results["official"] is None
+    assert "official scoring is not built" in printed
+    (tmp_path / "a" / "results.json").unlink()
+    (tmp_path / "a" / "trajectories.jsonl").rename(tmp_path / "t.jsonl")
+    script.main(script.Config(recompute=str(tmp_path / "a")))
+    again = capsys.readouterr().out
+    assert (tmp_path / "a" / "results.json").read_text() == stored
+    assert again in printed and again.count("\n") > CHECKS
+    for item, row in zip(lines(tmp_path / "a" / "items.jsonl"), lines(tmp_path / "t.jsonl"), strict=True):
+        assert item["id"] == row["id"] and item["official"] is None and item["strict"]["reasons"]
+        assert sum(row["sampled"]) == item["tokens_sampled"] > 0
+        assert len(row["ids"]) == len(row["sampled"]) == item["tokens_sampled"] + item["tokens_observed"]
+    assert results["per_plan"]["tokens_sampled"]["value"] == pytest.approx(
+        sum(item["tokens_sampled"] for item in lines(tmp_path / "a" / "items.jsonl")) / 3
+    )
+
+
+def test_rates_and_intervals_by_hand(flags, envs, tmp_path):
+    # Catches: a missing output that leaves the denominator, a tie that counts as a win, a lost check.
+    first, second, third = envs
+    file = write(tmp_path / "plans.jsonl", [
+        {"id": second.task.id, "output": imagined(reference(second))},
+        {"id": first.task.id, "output": f"Here you are:\n{json.dumps(reference(first))}", "note": "not read"},
+        "",
+    ])  # fmt: skip
+    results = script.main(outputs_config(flags, file, tmp_path / "o"))
+    strict = results["strict"]
+    assert strict["valid_rate"]["value"] == pytest.approx(1 / 3)
+    assert strict["within_sandbox"]["value"] == pytest.approx(1 / 3)
+    assert strict["complete_information"]["value"] == pytest.approx(2 / 3)
+    assert strict["win_rate"]["value"] == 0.0  # against itself, a tie
+    # Wilson, 1 of 3, z = 1.96: centre (1/3 + 0.6403) / 2.2805, half 1.96 * sqrt(2/27 + 0.10671) / 2.2805
+    low, high = strict["valid_rate"]["low"], strict["valid_rate"]["high"]
+    assert (low, high) == pytest.approx((0.0615, 0.7923), abs=1e-3)
+    assert results["per_plan"]["calls"] == {"value": None, "low": None, "high": None, "n": 0}
+    assert results["counts"]["undelivered"] == 1 and results["counts"]["requests"] == 3
+    items = {item["id"]: item for item in lines(tmp_path / "o" / "items.jsonl")}
+    assert list(items) == [env.task.id for env in envs]
+    lost = items[third.task.id]
+    assert [value for name, value in lost["strict"].items() if name != "reasons"] == [False] * (CHECKS + 1)
+    assert lost["strict"]["reasons"][0].startswith("undelivered") and lost["win"] == 0.0
+    assert "No Such Inn" in items[second.task.id]["strict"]["reasons"][0]
+
+
+class Stubborn:
+    """Prefers what it is shown first; fails on one request."""
+
+    name = "stubborn"
+
+    def __init__(self, failing=""):
+        self.failing = failing
+
+    def compare(self, plan, reference, *, swap):
+        if self.failing and self.failing in plan.text:
+            raise TimeoutError("no answer")
+        return "loss" if swap else "win"
+
+
+def test_a_judge_is_asked_both_orders_and_its_errors_are_no_results(envs):
+    # Catches: position bias in the win rate; a judge that fails counted as a loss, or as no judge at all.
+    outputs = {env.task.id: json.dumps(reference(env)) for env in envs}
+    items = evaluate.score_outputs(envs, outputs, Stubborn())
+    assert [(item["win"], item["outcome"]) for item in items] == [(0.5, "tie")] * 3
+    items = evaluate.score_outputs(envs, outputs, Stubborn(f"Total: ¥{envs[0].reference().cost():g} "))
+    assert [item["outcome"] for item in items] == ["error", "tie", "tie"]
+    summary = evaluate.summarize(items)
+    assert summary["strict"]["win_rate"]["value"] == 0.5 and summary["strict"]["win_rate"]["n"] == 2
+    assert summary["counts"]["judge_errors"] == 1 and summary["strict"]["valid_rate"]["n"] == 3
+    nothing = evaluate.score_outputs(envs, outputs, None)
+    assert evaluate.summarize(nothing)["strict"]["win_rate"]["value"] is None
+    assert math.isnan(evaluate.rates(nothing)["win_rate"]) and evaluate.rates(nothing)["valid_rate"] == 1.0
+
+
+def test_outputs_beyond_n_are_known_but_not_scored(flags, envs, tmp_path, capsys):
+    # Catches: --n that refuses a whole split's file as unknown ids, or scores more than it says.
+    file = write(tmp_path / "p.jsonl", [{"id": env.task.id, "output": reference(env)} for env in envs])
+    results = script.main(outputs_config(flags, file, tmp_path / "o", n=2))
+    assert results["counts"]["requests"] == 2 and results["strict"]["valid_rate"]["value"] == 1.0
+    assert "1 outputs are not among the 2 requests" in capsys.readouterr().out
+
+
+GOOD = {"id": "test/1", "output": "{}"}
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([GOOD, {"id": "test/9", "output": ""}], "line 2: unknown id 'test/9'; of 3 ids 'test/"),
+    ([GOOD, "", {"id": "test/2"}], 'line 3 has no "output"'),
+    ([{"output": "{}"}], 'line 1 has no "id"'),
+    ([{"id": 1, "output": "{}"}], "line 1: id=1, wanted a string"),
+    ([{"id": "test/1", "output": None}], "line 1: output=null, wanted a string or an object"),
+    ([GOOD, {"id": "test/2", "output": ""}, GOOD], "line 3: id 'test/1' is on line 1 too"),
+    ([GOOD, '{"id": "test/2", "output": '], "line 2 is no JSON"),
+    (['{"id": "test/1", "output": {"a": 1, "a": 2}}'], "line 1 is no JSON: a key occurs twice"),
+    (["[1]"], "line 1 is a list, wanted an object"),
+    ([" "], "holds no line"),
+])  # fmt: skip
+def test_a_bad_line_of_outputs_is_named(flags, tmp_path, rows, message):
+    # Catches: a line that is skipped, or an error that does not say where.
+    file = write(tmp_path / "plans.jsonl", rows)
+    with pytest.raises(ValueError) as error:
+        script.main(outputs_config(flags, file, tmp_path / "o"))
+    assert message in str(error.value) and str(file) in str(error.value)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    ({"bench": "tripadvisor", "model": "x"}, "bench='tripadvisor' is unknown; known: "),
+    ({"bench": "triptailor"}, "nothing to measure"),
+    ({"bench": "triptailor", "model": "x", "outputs": "y"}, "--model and --outputs to measure"),
+    ({"bench": "triptailor", "outputs": "nowhere.jsonl"}, "nowhere.jsonl is no file"),
+    ({"bench": "triptailor", "outputs": "y", "top_k": 5}, "top_k=5 is for a --model"),
+    ({"bench": "triptailor", "outputs": "y", "temperature": 0.0}, "temperature=0.0 is for a --model"),
+    ({"bench": "planbench", "outputs": "y", "data": ""}, "only triptailor has a built-in world"),
+    ({"compare": ("a",)}, "wanted two folders"),
+    ({"compare": ("a", "b")}, "a has no config.json"),
+    ({"recompute": "nowhere"}, "nowhere has no config.json"),
+])  # fmt: skip
+def test_flags_that_do_not_go_together_are_refused(flags, tmp_path, monkeypatch, more, message):
+    # Catches: half of a command ignored without a word.
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        script.main(script.Config(**({"data": flags["data"]} | more)))
+    assert message in str(error.value)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(flags, tmp_path):
+    # Catches: an evaluation of zeros because no episode could begin.
+    with pytest.raises(ValueError, match=r"total_tokens=100: the first prompt alone has \d+"):
+        script.main(model_config(flags, tmp_path / "a", total_tokens=100))
+
+
+def test_compare_pairs_by_id(flags, envs, tmp_path, capsys):
+    # Catches: rows paired by their place in the file, and requests that only one side has.
+    first, second, third = envs
+    sides = {"a": [second, first, third], "b": [third, first]}
+    for name, order in sides.items():
+        rows = [{"id": env.task.id, "output": reference(env)} for env in order]
+        if name == "a":
+            rows[1]["output"] = rows[2]["output"] = "no plan"
+        items = lines(out_items(flags, write(tmp_path / f"{name}.jsonl", rows), tmp_path / name))
+        kept = [item for item in items if item["id"] in {env.task.id for env in order}]
+        write(tmp_path / name / "items.jsonl", kept if name == "a" else kept[::-1])
+    row = script.main(script.Config(compare=(str(tmp_path / "a"), str(tmp_path / "b"))))["valid_rate"]
+    assert row == {"a": 0.0, "b": 1.0, "diff": 1.0, "low": 1.0, "high": 1.0, "n": 2}
+    printed = capsys.readouterr().out
+    assert "1 of 3 requests are in" in printed and "+100.0 %" in printed
+    stored = json.loads((tmp_path / "b" / "config.json").read_text())
+    (tmp_path / "b" / "config.json").write_text(json.dumps(stored | {"split": "train"}))
+    with pytest.raises(ValueError, match="split differs, test and train"):
+        script.main(script.Config(compare=(str(tmp_path / "a"), str(tmp_path / "b"))))
+
+
+def out_items(flags, file, out):
+    script.main(outputs_config(flags, file, out))
+    return out / "items.jsonl"
+
+
+def test_own_sampling_parameters_are_used_only_when_asked(flags, capsys):
+    # Catches: a generation_config that is applied in silence, or one that overrules a flag.
+    chat = Chat(flags["model"])
+    chat.generation_config |= {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05, "do_sample": True}
+    names = ("temperature", "top_p", "top_k", "min_p")
+
+    def effective(**more):
+        cfg = script.sampling_of(script.Config(model="m", **more), chat)
+        return [getattr(cfg, name) for name in names], capsys.readouterr().out
+
+    values, printed = effective()
+    assert values == [1.0, 1.0, 0, 0.0] and "is not applied" in printed
+    values, printed = effective(generation_config=True, temperature=0.5)
+    assert values == [0.5, 1.0, 20, 0.0]
+    assert "repetition_penalty = 1.05" in printed and "eos" not in printed
+    chat.generation_config["do_sample"] = False
+    assert effective(generation_config=True)[0] == [0.0, 1.0, 0, 0.0]
+
+
+def test_greedy_ignores_the_seed_and_sampling_repeats(flags, tmp_path):
+    # Catches: a run that can't be repeated, a temperature of 0 that samples, a flag that isn't passed on.
+    def ids(name, **more):
+        script.main(model_config(flags, tmp_path / name, n=2, **more))
+        return [row["ids"] for row in lines(tmp_path / name / "trajectories.jsonl")]
+
+    sampled, greedy = ids("a"), ids("g", temperature=0.0)
+    assert ids("a") == sampled != ids("b", seed=1)  # the second run in one folder moves the first aside
+    assert (tmp_path / "a.1" / "results.json").read_text() == (tmp_path / "a" / "results.json").read_text()
+    assert ids("h", temperature=0.0, seed=1) == greedy == ids("k", top_k=1) != sampled
+
+
+def test_an_adapter_changes_what_is_measured(flags, tmp_path):
+    # Catches: an adapter that is read but never applied.
+    _, model = weights.load_policy(flags["model"], dtype=torch.float32, device="cpu")
+    lora.add_lora(model, r=2, alpha=4.0)
+    names = {"untrained": 0.0, "trained": 0.5}
+    texts = {}
+    for name, value in names.items():
+        for parameter_name, parameter in lora.trainable(model).items():
+            if "lora_B" in parameter_name:
+                parameter.data.fill_(value)
+        lora.save_adapter(model, tmp_path / name, base_name=flags["model"])
+    for name in ("", *names):
+        folder = str(tmp_path / name) if name else ""
+        script.main(model_config(flags, tmp_path / f"run{name}", n=2, temperature=0.0, adapter=folder))
+        texts[name] = [row["text"] for row in lines(tmp_path / f"run{name}" / "trajectories.jsonl")]
+    assert texts[""] == texts["untrained"] != texts["trained"]
+
+
+def test_two_ranks_measure_what_one_does(flags, tmp_path):
+    # Catches: seeds that depend on the rank, a share that is lost or counted twice, files written twice.
+    one = script.main(model_config(flags, tmp_path / "one"))
+    two = run_pair(script.main, model_config(flags, tmp_path / "two"))
+    assert two == [one, one]
+    for name in ("items.jsonl", "trajectories.jsonl", "results.json"):
+        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    assert not list(tmp_path.glob("two.*"))
