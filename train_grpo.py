@@ -350,8 +350,8 @@ def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
     }
     print("--- memory per rank, GB, activations apart")
     print("\n".join(f"{name:22} {value:8.3f}" for name, value in gb.items()))
-    print(f"--- {num_params:,} parameters, {trained:,} trained; {len(chat.open(messages, env.tools))} tokens")
-    print("    in the first prompt")
+    length = len(chat.open(messages, env.tools))
+    print(f"--- {num_params:,} parameters, {trained:,} trained; {length} tokens in the first prompt")
     print(f"--- sampling: temperature {cfg.temperature}, no top-p, top-k, min-p or penalties")
     print(f"    stop ids {sorted(chat.stop_ids)}, at most {cfg.turn_tokens} tokens a turn")
     print(f"    generation_config.json, read for stop ids only: {chat.generation_config}")

@@ -3,8 +3,8 @@
     python tests/grpo_runs.py '[{"out": "a", "steps": 3, ...}, {"out": "b", ...}]' [die | slow]
 
 trains one run after the other. A random model never makes a valid plan, so here the world accepts every
-episode, and a hash of the sampled ids decides which plan the judge prefers: rewards differ within a group, and
-they are the same in every process.
+episode, and a hash of the sampled ids decides which plan the judge prefers: rewards differ within a group,
+and they are the same in every process.
 """
 
 import json
@@ -21,22 +21,27 @@ import torch.distributed.checkpoint as dcp
 from toy import tiny_model, write_tokenizer
 
 import train_grpo
-from envs import triptailor, trips
+from envs import trips, triptailor
 from envs.base import Verdict
 from nanoplan import dist, weights
 from nanoplan.chat import Chat
 
-TINY = {"steps": 3, "prompts": 2, "group": 4, "eval_n": 0, "lr": 5e-3, "warmup": 0, "save_every": 1}
-TINY |= {"turns": 2, "turn_tokens": 6, "observation_tokens": 40, "max_rows": 2, "lora_alpha": 16.0}
+TINY = {"steps": 3, "prompts": 2, "group": 4, "eval_n": 0, "lr": 2e-3, "warmup": 0, "save_every": 1}
+TINY |= {"turns": 2, "turn_tokens": 8, "observation_tokens": 40, "max_rows": 2, "lora_alpha": 16.0}
 
 
 def make(folder: Path) -> dict:
-    """A world of two cities and a random model that knows its words; returns the flags that name them."""
+    """A world of two cities and a random model that knows its words; returns the flags that name them.
+
+    Every sixth id stops the model, so that a random one ends its turns at different lengths.
+    """
     data = trips.build(folder / "world", seed=0, cities=2, train=5, test=3, hotels=1)
     first = triptailor.load("train", data)[0]
-    tools = [json.dumps(tool.schema()) for tool in first.tools]
-    corpus = [message.content for message in first.reset()] + tools
+    corpus = [message.content for message in first.reset()]
+    corpus += [json.dumps(tool.schema()) for tool in first.tools]
     model = write_tokenizer(folder / "model", corpus=corpus, vocab_size=1600)
+    stops = list(range(0, Chat(model).num_ids, 6))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     chat = Chat(model)
     weights.save_model(tiny_model(chat), model)
     length = len(chat.open(first.reset(), first.tools))
@@ -63,6 +68,11 @@ def score_equally(episodes, judge, **options):
     return verdicts, ["win"] * len(outcomes)
 
 
+def score_slowly(*args, **options):
+    time.sleep(0.5)
+    return score_by_ids(*args, **options)
+
+
 def die_in_save(*args, save=dcp.save, **options):
     """A kill in the middle of the third save: its tensors lie there, state.json doesn't yet."""
     save(*args, **options)
@@ -70,21 +80,12 @@ def die_in_save(*args, save=dcp.save, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def slowly(*args, **options):
-    time.sleep(0.5)
-    return score_by_ids(*args, **options)
-
-
-def losses(out) -> list[float]:
-    return [row["loss"] for row in lines(out)]
-
-
 def lines(out, name="metrics.jsonl") -> list[dict]:
     return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
 
 
 if __name__ == "__main__":
-    train_grpo.score_for_training = slowly if "slow" in sys.argv else score_by_ids
+    train_grpo.score_for_training = score_slowly if "slow" in sys.argv else score_by_ids
     if "die" in sys.argv:
         dcp.save = die_in_save
     for flags in json.loads(sys.argv[1]):
