@@ -56,7 +56,7 @@ class Config:
     resume: bool = False  # continue the run in --out from its newest checkpoint
     dry_run: bool = False  # print the first prompt, a tool turn, memory and sampling settings, and stop
     # how much
-    steps: int = 60  # rollout-and-update rounds
+    steps: int = 64  # rollout-and-update rounds
     prompts: int = 16  # requests per step over all ranks
     group: int = 8  # plans per request, K; Anchored GRPO
     updates: int = 1  # optimizer updates per step, each on its share of the requests
@@ -82,7 +82,7 @@ class Config:
     truncated_is: float | None = None  # cap of the sampler-to-trainer importance weight; off
     kl_beta: float = 0.0  # weight of the k3 penalty towards the start model; Anchored GRPO has none
     # optimizer
-    lr: float = 1e-3  # peak learning rate; 1e-5 to 1e-4 for LoRA on 4B
+    lr: float = 1.5e-3  # peak learning rate; 1e-5 to 1e-4 for LoRA on 4B
     warmup: int = 2  # steps
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     lr_floor: float = 0.1  # share of lr left at the end
