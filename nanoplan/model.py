@@ -259,11 +259,25 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """x (N, in), w (out, in) -> x @ w^T, (N, out).
+
+    A decode step on a CPU has few rows and reads large weights: w @ x^T is about a third faster there.
+    """
+    narrow = x.dim() == 2 and 8 <= len(x) <= 64 and w.numel() >= 2**17
+    if narrow and x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_grad_enabled():
+        return torch.mm(w, x.t()).t()
+    return F.linear(x, w)
+
+
 class Linear(nn.Linear):
     """x (N, in) -> (N, out), no bias. What LoRA replaces; lora.py has the other half."""
 
     def __init__(self, num_in: int, num_out: int):
         super().__init__(num_in, num_out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
 
     def widened(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(features, weight) with self(x) = features @ weight^T; an adapter adds r columns to both."""
@@ -370,7 +384,7 @@ def logits(h: Tensor, w: Tensor) -> Tensor:
     """h (N, D), w (V, D) of one dtype -> h @ w^T, (N, V) fp32: never rounded to bf16 on the way."""
     if h.is_cuda and h.dtype != torch.float32 and not torch.is_grad_enabled():
         return torch.mm(h, w.t(), out_dtype=torch.float32)  # no fp32 copy of w in every decode step
-    return F.linear(h.float(), w.float())
+    return product(h.float(), w.float())
 
 
 class Model(nn.Module):
