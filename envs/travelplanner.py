@@ -129,9 +129,10 @@ class TravelPlanner(Env):
             return NO_PLAN
 
     def reference_view(self) -> PlanView:
+        query = self.structured()
         if self.gold is None:
             raise ValueError(f"{self.task.id}: no human plan, only the train split has them")
-        return view(resolve(self.structured(), self.gold, self.data))
+        return view(resolve(query, self.gold, self.data))
 
 
 def _strict(query: Query, answer, data: Database) -> tuple[bool, dict, dict, list[str]]:
@@ -226,7 +227,7 @@ def staged_reward(scored: dict, *, weights: dict[str, float] | None = None) -> f
     """
     weights = STAGES if weights is None else weights
     total = sum(weights.values())
-    if not weights.keys() <= STAGES.keys() or min(weights.values()) < 0 or not total > 0:
+    if not weights.keys() <= STAGES.keys() or min(weights.values(), default=0) < 0 or not total > 0:
         raise ValueError(f"weights={weights}, wanted weights >= 0 of {', '.join(STAGES)}, one above 0")
     held = [[scored[c] for c in checks if scored[c] is not None] for _, checks in _SETS]
     parts = {

@@ -144,20 +144,23 @@ def resolve(query: Query, plan: list, data: Database) -> Trip:
 
 
 def _day(query: Query, number: int, cells: dict, data: Database) -> Day:
-    texts = {key: cells[key].strip() for key in CELLS}
-    texts = {key: "" if text == "-" else text for key, text in texts.items()}
+    texts = {key: "" if cells[key] == "-" else cells[key] for key in CELLS}
     match = re.fullmatch(r"from ([^,]+?) to ([^,]+)", cells["current_city"])
     ends = match.groups() if match else (cells["current_city"],) * 2
     origin, city = (city_of(end, data) for end in ends)
     date = query.dates[number - 1] if number <= query.days else ""
-    ride = _ride(texts["transportation"], date, query.people, data) if texts["transportation"] else None
+    ride = (
+        _ride(texts["transportation"].strip(), date, query.people, data) if texts["transportation"] else None
+    )
     day = Day(number, origin, city, match is not None, ride, num_cells=sum(map(bool, texts.values())))
-    if number not in (cells.get("day", number), cells.get("days", number)):
+    if any(cells.get(key, number) != number for key in ("day", "days")):
         day.number = 0  # misnumbered; Complete Information says so
     for slot in CELLS[1:]:
         kind = "restaurant" if slot in MEALS else slot
         pieces = texts[slot].split(";") if slot == "attraction" else [texts[slot]]
-        for piece in filter(None, map(str.strip, pieces)):
+        if len(pieces) > 1 and not pieces[-1].strip():
+            del pieces[-1]  # what the trailing ";" leaves
+        for piece in pieces if texts[slot] else []:
             name, _, place = piece.rpartition(",")
             name, place = name.strip(), city_of(place.strip(), data)
             day.items.append(Item(slot, number, name, place, data.exact.get((kind, name, place))))
