@@ -199,7 +199,7 @@ class Lexicon:
             self.name = re.compile(rf"(?<!\w)(?:{first})[\s_-]*({'|'.join(heads)})(?!\w)")
         self.heads = heads
         self.arity = {name: text.count("{}") for name, text in config.actions.items()}
-        spelled = {name: _spelling(name) for name in config.actions}
+        spelled = {name: _spelling(name, config.actions) for name in config.actions}
         self.spelled = {re.compile(pattern): name for name, pattern in spelled.items()}
         either = "|".join(sorted(spelled.values(), key=len, reverse=True))
         self.verb = re.compile(rf"(?<![\w-])(?:{either})(?!\w)")
@@ -209,10 +209,14 @@ class Lexicon:
         return next(name for pattern, name in self.spelled.items() if pattern.fullmatch(word))
 
 
-def _spelling(name: str) -> str:
-    """Pattern of a verb: "pick-up" is also "pick up", "pickup" and "pick the red block up"."""
+def _spelling(name: str, actions: Iterable[str]) -> str:
+    """Pattern of a verb: "pick-up" is also "pick up", "pickup" and "pick the red block up", where none of
+    the at most six words between is a verb of `actions`."""
     first, _, last = map(re.escape, name.partition("-"))
-    return rf"{first}[\s_-]?{last}|{first}\s[\w\s]{{1,30}}?\s{last}" if last else first
+    if not last:
+        return first
+    verbs = "|".join(re.escape(other.partition("-")[0]) for other in actions)
+    return rf"{first}[\s_-]?{last}|{first}\s(?:(?!(?:{verbs})\b)\w+\s){{1,6}}{last}"
 
 
 _MARK = re.compile(r"^(?:[\s>•*#+-]|step\b|action\b|\d+\s*[.):\]-]|\d+\s|:)+")

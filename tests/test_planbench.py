@@ -339,6 +339,11 @@ BROKEN = {  # name: (answer, broken checks, part of a reason)
         {"executable", "goal"},
         "handempty",
     ),
+    "a verb in a verb": (
+        "pick unstack up the orange block\n" + GOOD[1],
+        {"readable", "executable", "goal"},
+        "unstack wants 2 objects, found 1",
+    ),
     "un-stack is no stack": (
         "\n".join([GOOD[0], "re-stack the orange block on blue"]),
         {"goal"},
@@ -701,7 +706,10 @@ def stands(step, config):
     """Pattern of a line on which the step stands: its verb, then each of its objects, by word or letter."""
     words = [rf"({config.objects[x].removesuffix(' block').split()[-1]}|{x})" for x in step[1:]]
     names = [rf"(?<![a-z]){word}(?![a-z])" for word in words]
-    return ".*".join([rf"(?<![a-z-]){step[0].replace('-', '.?')}(?![a-z])", *names])
+    first, _, last = step[0].partition("-")
+    between = r"\s(?:(?!pick|put|stack|unstack)[^\W_]+\s)+"  # "pick the red block up"
+    follows = rf"(?=(?:.?|{between}){last}(?![a-z]))" if last else "(?![a-z])"
+    return ".*".join([rf"(?<![a-z-]){first}{follows}", *names])
 
 
 def build_answer(env, rng):
