@@ -28,7 +28,8 @@ _TASK = re.compile(
 )
 _SCHEDULES = re.compile(r"Here are the existing schedules for everyone during the days?:")
 _FREE = re.compile(
-    r"(\w+?)(?:'s calendar is wide open the entire| is free the entire| ?has no meetings the whole) (?:day|week)\."
+    r"(\w+?)(?:'s calendar is wide open the entire| is free the entire| ?has no meetings the whole)"
+    r" (?:day|week)\."
 )
 _BUSY = re.compile(r"(\w+) (?:is busy on|has meetings on|has blocked their calendar on) (.+?);?")
 _SPAN = re.compile(rf"(?:({_DAY}) during )?({_CLOCK}) to ({_CLOCK})")
@@ -39,7 +40,8 @@ _WISH = re.compile(
 )
 _MORE = re.compile(_LIMIT)
 _EARLIEST = re.compile(
-    r"(?:The group would like to meet|You would like to schedule the meeting) at their earli?e?st availability\."
+    r"(?:The group would like to meet|You would like to schedule the meeting)"
+    r" at their (?:earlist|earliest) availability\."
 )
 _END = "Find a time that works for everyone's schedule and constraints."
 
@@ -71,16 +73,15 @@ def parse_problem(record: dict, where: str) -> Problem:
     """Raises ValueError that names `where` and the field or the sentence that cannot be read."""
     prompt = field(record, "prompt_0shot", str, where)
     text = prompt.rpartition("TASK:")[2].rpartition("SOLUTION:")[0].strip()
-    head, *lines = [line.strip() for line in text.split("\n") if line.strip()] or [""]
-    task = _TASK.fullmatch(head)
-    if task is None or not lines or not _SCHEDULES.fullmatch(lines[0]):
+    head, schedules, wanted = [*re.split(r"\s*\n\s*\n\s*", text, maxsplit=2), "", ""][:3]
+    task, (title, *lines) = _TASK.fullmatch(head), [line.strip() for line in schedules.split("\n")]
+    if task is None or not _SCHEDULES.fullmatch(title):
         raise ValueError(f"{where}: prompt_0shot={text[:80]!r}, wanted a calendar task; fix the record")
     people, days = (tuple(re.split(", | and | or ", task[key])) for key in ("people", "days"))
-    schedules, rest = lines[1 : 1 + len(people)], lines[1 + len(people) :]
-    busy = dict(_parse_schedule(line, where) for line in schedules)
+    busy = dict(_parse_schedule(line, where) for line in lines)
     if set(busy) != set(people) or not set(days) <= set(WEEK):
         raise ValueError(f"{where}: prompt_0shot has schedules of {', '.join(busy)}; wanted {task['people']}")
-    wishes, earliest = _parse_wishes(" ".join(rest), where)
+    wishes, earliest = _parse_wishes(wanted, where)
     if not {name for name, _ in wishes} <= set(people):
         raise ValueError(f"{where}: prompt_0shot has wishes of {wishes[0][0]}; wanted {task['people']}")
     length = 60 if task["length"] == "one hour" else 30

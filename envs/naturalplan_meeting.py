@@ -1,5 +1,5 @@
-"""NaturalPlan's meetings: from 9:00AM at one place, meet as many friends as possible, each at a place of their
-own, within hours of their own, for at least some minutes.
+"""NaturalPlan's meetings: from 9:00AM at one place, meet as many friends as possible, each at their own
+place, within their own hours, for at least some minutes.
 
 Problem from the record's fields, the two official simulators, a verifier that accepts every best day, and
 the set of best days. Times are minutes after midnight.
@@ -217,7 +217,7 @@ def read_steps(problem: Problem, answer: object) -> list[Step]:
     steps = []
     for part in re.split(r"(?=\bYou (?:start|travel|wait|meet)\b)", text)[1:]:
         sentence = re.split(r"[.\n]", part, maxsplit=1)[0].strip(" \t\r,;")
-        verb = sentence.split()[1]
+        verb = re.match(r"You (\w+)", sentence)[1]
         match = _SENTENCES[verb].fullmatch(sentence)
         if match is None:
             raise ValueError(f"cannot read {sentence[:80]!r}")

@@ -8,7 +8,7 @@ set of valid trips. Benchmark: NaturalPlan (arXiv:2406.04520), evaluate_trip_pla
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import NamedTuple
 
 from envs.base import PlanView, Verdict
@@ -82,9 +82,8 @@ def parse_problem(record: dict, where: str) -> Problem:
             raise ValueError(f"{where}: prompt_0shot says {sentence[:100]!r}, which is no known constraint")
     if len(stays) != int(total[1]) or any(window.city not in stays for window in windows):
         raise ValueError(f"{where}: prompt_0shot gives stays in {len(stays)} of {total[1]} cities")
-    return Problem(
-        int(total[2]), stays, tuple(windows), _parse_flights(tail, where), _parse_gold(record, where)
-    )
+    flights, gold_stays = _parse_flights(tail, where), _parse_gold(record, where)
+    return Problem(int(total[2]), stays, tuple(windows), flights, gold_stays)
 
 
 def _first_match(patterns: list[re.Pattern], sentence: str) -> re.Match | None:
@@ -203,7 +202,7 @@ def verify(problem: Problem, answer: object) -> Verdict:
     cities    each city once, no other; severity: cities missing, foreign or repeated
     stays     days per city as wanted and as stated; severity: days
     dates     from day 1 to the last, no gap, flights on the day of change; severity: days
-    flights   one stated for each change of city, and it exists; severity: number of flights
+    flights   one stated for each change of city, no other, and it exists; severity: number of flights
     windows   in the city on the given days; severity: days outside
     """
     try:
@@ -251,18 +250,20 @@ def _check_dates(problem: Problem, plan: Plan, findings: Findings):
 
 
 def _check_flights(problem: Problem, plan: Plan, findings: Findings):
-    changes = [(a.last, a.city, b.city) for (a, _), (b, _) in pairwise(plan.stays)]
-    for change, flight in zip_longest(changes, plan.flights):
-        if change and change[1:] not in problem.flights:
-            findings.add("flights", 1, f"none from {change[1]} to {change[2]}")
-        if change is None or flight is None or change[1:] != flight[1:]:
-            findings.add("flights", 1, f"stated {_fly(flight)}, wanted {_fly(change)}")
+    stated: dict[tuple[str, str], list[int]] = {}
+    for day, *way in plan.flights:
+        stated.setdefault(tuple(way), []).append(day)
+    for (a, _), (b, _) in pairwise(plan.stays):
+        way = f"from {a.city} to {b.city}"
+        findings.add("flights", (a.city, b.city) not in problem.flights, f"there is none {way}")
+        days = stated.get((a.city, b.city))
+        if days:
+            day = days.pop(0)
+            findings.add("dates", abs(day - a.last), f"flies {way} on day {day}, wanted {a.last}")
         else:
-            findings.add("dates", abs(change[0] - flight[0]), f"{_fly(flight)}, wanted on day {change[0]}")
-
-
-def _fly(flight: tuple[int, str, str] | None) -> str:
-    return "no flight" if flight is None else f"from {flight[1]} to {flight[2]} on day {flight[0]}"
+            findings.add("flights", 1, f"does not fly {way}")
+    for (a, b), days in stated.items():
+        findings.add("flights", len(days), f"flies from {a} to {b}, which is no change of the stays")
 
 
 def solutions(problem: Problem) -> Iterator[list[Stay]]:
@@ -280,9 +281,8 @@ def solutions(problem: Problem) -> Iterator[list[Stay]]:
             if late or city in visited or (trip and (trip[-1].city, city) not in problem.flights):
                 continue
             stay = Stay(city, first, first + length - 1)
-            if all(
-                w.city != city or (stay.first <= w.first and w.last <= stay.last) for w in problem.windows
-            ):
+            pinned = [w for w in problem.windows if w.city == city]
+            if all(stay.first <= w.first and w.last <= stay.last for w in pinned):
                 yield from extend([*trip, stay])
 
     return extend([])
