@@ -1224,7 +1224,8 @@ def fuzz(envs, records, folder, count, seed):
     for _ in range(count):
         i = rng.randrange(len(envs))
         env, plan = envs[i], deepcopy(envs[i].gold)
-        cities = [city for city in tables[5] if city in json.dumps(plan, ensure_ascii=False)]
+        text = json.dumps(plan, ensure_ascii=False)
+        cities = [city for city in tables[5] if city in text]
         for _ in range(rng.choice([1, 1, 2, 3])):
             if plan:
                 mutate(plan, rng, by_city, cities)
