@@ -18,9 +18,7 @@ docs/deviations.md. Left out: LLM judges, synthetic anchors, the paper's other b
 
 import contextlib
 import functools
-import itertools
 import math
-import os
 import random
 import resource
 import time
@@ -35,9 +33,9 @@ from envs.base import Call, Message
 from nanoplan import checkpoint, config, dist, lora, weights
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.chat import Chat
-from nanoplan.evaluate import evaluate, item_of, rates, score_for_training, seed_for
+from nanoplan.evaluate import check_room, evaluate, item_of, rates, score_for_training, seed_for
 from nanoplan.judge import RubricJudge
-from nanoplan.log import RunLog, before_after
+from nanoplan.log import RunLog, before_after, move_aside
 from nanoplan.losses import policy_loss, token_weights
 from nanoplan.model import Packed
 from nanoplan.reward import anchored_reward, group_advantages
@@ -124,29 +122,21 @@ def check_fit(cfg: Config, chat: Chat, model, train: list) -> None:
     if not train:
         raise ValueError(f"{cfg.data or 'the built-in world'} has no train requests; give another --data")
     train[0].reference_view()  # the official train file has no plans that a judge could compare with
-    if cfg.total_tokens > model.config.max_positions:
-        most = model.config.max_positions
-        raise ValueError(f"total_tokens={cfg.total_tokens}: {cfg.model} has {most} positions; lower it")
-    length = len(chat.open(train[0].fork().reset(), train[0].tools))
-    if length >= cfg.total_tokens:
-        raise ValueError(f"total_tokens={cfg.total_tokens}: the first prompt alone has {length}; raise it")
+    check_room(chat, model, train[0], total_tokens=cfg.total_tokens)
 
 
 def compute_dtype(cfg: Config) -> torch.dtype:
     """In which the model computes. With adapters its frozen weights have it too; full fine-tuning keeps
     fp32 weights, and FSDP casts."""
-    auto = "bfloat16" if dist.device().type == "cuda" else "float32"
-    return getattr(torch, auto if cfg.dtype == "auto" else cfg.dtype)
+    return weights.dtype_named(cfg.dtype, dist.device())
 
 
 def load(cfg: Config):
     """The policy on this rank, its chat, and the requests to train on and to hold out."""
-    folder, compute = weights.fetch(cfg.model), compute_dtype(cfg)
-    chat = Chat(folder)
-    chat.check()
+    compute = compute_dtype(cfg)
     stored = compute if cfg.lora_r else torch.float32
-    model = weights.load_model(
-        folder, dtype=stored, device=dist.device(), num_ids=chat.num_ids, checkpointing=cfg.checkpointing
+    chat, model = weights.load_policy(
+        cfg.model, dtype=stored, device=dist.device(), checkpointing=cfg.checkpointing
     )
     if cfg.lora_r:
         lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
@@ -156,7 +146,7 @@ def load(cfg: Config):
     train = triptailor.load("train", data, **options)
     held_out = triptailor.load("test", data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
     check_fit(cfg, chat, model, train)
-    return folder, chat, model, train, held_out
+    return chat.folder, chat, model, train, held_out
 
 
 def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
@@ -171,10 +161,8 @@ def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
         run = RunLog(out, resume_step=state["step"])
         run.line(f"resume {out} after step {state['step']}" + "".join(f"\n  {line}" for line in changes))
     else:
-        if dist.is_main() and (out / "config.json").exists():
-            number = next(n for n in itertools.count(1) if not out.with_name(f"{out.name}.{n}").exists())
-            os.rename(out, out.with_name(f"{out.name}.{number}"))
-            print(f"an earlier run in {out} was moved to {out}.{number}")
+        if dist.is_main():
+            move_aside(out)
         dist.barrier()
         run = RunLog(out)
     if dist.is_main():
@@ -404,8 +392,10 @@ def main(cfg: Config) -> dict:
         chosen = pick(len(train), cfg, step)
         envs = [train[chosen[slot]].fork() for slot in slots]
         seeds = [[seed_for(cfg.seed, step, slot, member) for member in range(cfg.group)] for slot in slots]
-        with dist.gathered(model):
+        with dist.gathered(model), dist.until_sigterm():
             groups = rollout.run(envs, group=cfg.group, seeds=seeds)
+        if dist.stop_requested():
+            break
         episodes = [episode for group in groups for episode in group]
         times = {"sample_s": time.perf_counter() - clock, "wait_s": rollout.wait_s}
 
@@ -448,15 +438,18 @@ def main(cfg: Config) -> dict:
 
         # save
         state |= {"step": step, "seconds": time.perf_counter() - started}
-        stop = dist.stop_requested()
-        if step % cfg.save_every == 0 or step == cfg.steps or stop:
+        if step % cfg.save_every == 0 or step == cfg.steps:
             checkpoint.save(Path(cfg.out) / "checkpoints", step, model, optimizer, state)
-        if stop and step < cfg.steps:
-            run.line(f"stopped by SIGTERM after step {step}; go on with --resume true --out {cfg.out}")
-            run.close()
-            return {}
+        if dist.stop_requested():
+            break
 
     bar.close()
+    if (step := state["step"]) < cfg.steps:
+        if step % cfg.save_every:
+            checkpoint.save(Path(cfg.out) / "checkpoints", step, model, optimizer, state)
+        run.line(f"stopped by SIGTERM after step {step}; go on with --resume true and the same flags")
+        run.close()
+        return {}
     export(cfg, folder, model, Path(cfg.out))
     summary = {"before": state["before"], "after": measure() if held_out else None}
     summary["seconds"] = time.perf_counter() - started

@@ -461,7 +461,7 @@ class _TrainableHead(torch.autograd.Function):
         ctx.save_for_backward(h, w, targets, lse)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
-        return logp, entropy
+        return logp.clone(), entropy.clone()  # rows of one tensor: FSDP warns of outputs that are views
 
     @staticmethod
     @once_differentiable

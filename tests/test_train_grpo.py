@@ -190,12 +190,13 @@ def test_updates_split_the_requests(train):
 
 
 @pytest.mark.parametrize("lora_r", [0, 2])
-def test_bfloat16(train, lora_r):
-    # Catches: a cache or a reference in another dtype than the model computes in.
+def test_bfloat16(train, lora_r, recwarn):
+    # Catches: a cache or a reference in another dtype than the model computes in; warnings of FSDP.
     out = train(steps=2, dtype="bfloat16", lora_r=lora_r, kl_beta=0.1)
     assert all(row["logp_gap_max"] < 0.2 and row["grad_norm"] > 0 for row in lines(out))
     assert lines(out)[0]["kl_ref"] < 1e-9
     assert {t.dtype for t in trained(out).values()} == {torch.float32}
+    assert not [w for w in recwarn if "FSDP" in str(w.message)]
 
 
 def test_a_judge_that_fails_gives_no_reward(train, monkeypatch, capsys):
@@ -244,7 +245,7 @@ def spawn(runs: list[dict], *words: str, ranks: int = 1) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def finish(process, *, code: int, timeout_s: float = 300) -> str:
+def finish(process, *, code: int, timeout_s: float = 600) -> str:
     try:
         text, _ = process.communicate(timeout=timeout_s)
     finally:
@@ -282,7 +283,7 @@ def test_two_ranks_equal_one(train, world, tmp_path):
 
 
 def wait_for_lines(path: Path, count: int, process) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 500
     while not path.exists() or path.read_text().count("\n") < count:
         assert time.monotonic() < deadline and process.poll() is None, f"{path} did not reach {count} lines"
         time.sleep(0.01)
@@ -359,7 +360,7 @@ def without_a_shard(world, tmp_path):
     folder = copied(world, tmp_path, "model")
     model = weights.load_model(folder)
     (folder / "model.safetensors").unlink()
-    weights.save_model(model, folder, max_shard_gb=2.5e-4)
+    weights.save_model(model, folder, max_shard_gb=1e-4)
     (folder / "model-00002-of-00002.safetensors").unlink()
     return {"model": str(folder)}
 
