@@ -2,11 +2,12 @@
 
     python eval.py --bench triptailor --n 64 --model assets/tiny --out runs/e       # a model, with tools
     python eval.py --bench triptailor --model NAME --adapter runs/train_grpo/adapter --data DIR --out runs/e
-    torchrun --nproc_per_node 4 eval.py --bench triptailor --model NAME ...         # requests over four ranks
+    torchrun --nproc_per_node 4 -- eval.py --bench triptailor --model NAME ...      # requests over four ranks
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
 
+(Without the `--`, torchrun takes --n for one of its own flags.)
 Writes config.json, items.jsonl (one line a request), trajectories.jsonl (ids and mask, of a model's run) and
 results.json, which follows from config.json and items.jsonl. A judge is asked both orders of every plan past
 the gate. `official` is null for a benchmark whose own scorer is not built. Left out: remote models, critics.
