@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels import PATH
 from kernels.clip_loss import clip_loss
-from kernels.linear_logp import linear_logp, linear_logp_ref
+from kernels.linear_logp import linear_logp, linear_logp_ref, row_grad, row_head
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -231,3 +232,83 @@ def test_bad_input_is_an_error():
     if DEVICE == "cpu":
         with pytest.raises(ValueError, match=r"targets span 3\.\.20, wanted 0\.\.19"):
             linear_logp(h, w, torch.tensor([3, 20, 4, 5]))
+
+
+def test_torch_compile_leaves_launches_alone():
+    """Catches a launch that torch.compile traces: interpreted it fails, on a GPU its floats become fp64."""
+    h, w, y = case(6, 9, 16)
+
+    def loss(h):
+        logp, _ = linear_logp(torch.tanh(h), w, y)
+        ones = torch.ones_like(logp)
+        return clip_loss(logp, logp.detach(), ones, ones, clip_low=0.2, clip_high=0.2)[0]
+
+    grads = []
+    for function in (loss, torch.compile(loss, backend="aot_eager")):
+        leaf = h.clone().requires_grad_()
+        function(leaf).backward()
+        grads.append(leaf.grad)
+    torch.testing.assert_close(*grads)
+
+
+needs_kernels = pytest.mark.skipif(PATH == "torch", reason="the torch path has no offsets of its own")
+
+
+def far_apart(rows, width, dtype, folder):
+    """A (rows, width) view whose last row starts past element 2^31; the memory between is never touched."""
+    stride = (1 << 31) // (rows - 1) + 16
+    size = (rows - 1) * stride + width
+    if DEVICE == "cuda":
+        memory = torch.empty(size, dtype=dtype, device=DEVICE)
+    else:  # a sparse file
+        memory = torch.from_file(str(folder / "memory"), shared=True, size=size, dtype=dtype)
+    return memory.as_strided((rows, width), (stride, 1))
+
+
+@needs_kernels
+def test_rows_past_int32_of_hidden_states_and_head(tmp_path):
+    """Catches B68: int32 row offsets. Row 5 of h, then row 5 of w, start past element 2^31."""
+    h, w, y = case(6, 6, 16, dtype=torch.float16)
+    want, _ = linear_logp_ref(h.double(), w.double(), y)
+    far = far_apart(6, 16, torch.float16, tmp_path)
+    far.copy_(h)
+    torch.testing.assert_close(linear_logp(far, w, y)[0].double(), want, atol=1e-5, rtol=0)
+    far.copy_(w)
+    torch.testing.assert_close(linear_logp(h, far, y)[0].double(), want, atol=1e-5, rtol=0)
+
+
+@needs_kernels
+def test_rows_past_int32_of_logits(tmp_path):
+    """Catches B68: 14,135 rows of 151,936 logits pass 2^31. Here row 5 does, of 40 logits."""
+    z = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    y = torch.arange(6, device=DEVICE) * 7
+    far = far_apart(6, 40, torch.float32, tmp_path)
+    far.copy_(z)
+    logp, _, lse = row_head(far, y, temperature=1.0)
+    want = torch.log_softmax(z.double(), dim=-1)
+    torch.testing.assert_close(logp.double(), want.gather(1, y[:, None])[:, 0], atol=2e-6, rtol=0)
+    row_grad(far, y, lse, torch.ones(6, device=DEVICE), far, temperature=1.0)
+    onehot = torch.nn.functional.one_hot(y, 40)
+    torch.testing.assert_close(far.double(), onehot - want.exp(), atol=2e-6, rtol=0)
+
+
+@needs_kernels
+def test_a_row_does_not_depend_on_the_batch():
+    """Catches a split or a tile that depends on N: a first on-policy ratio would not be 1."""
+    h, w, y = case(70, 300, 32)
+    whole, _ = linear_logp(h, w, y)
+    part, _ = linear_logp(h[40:43], w, y[40:43])
+    assert torch.equal(whole[40:43], part)
+
+
+@needs_kernels
+def test_several_splits_of_the_vocabulary():
+    """Catches a second stage that drops or doubles a split (V over SPLIT), and stale memory in partials."""
+    h, w, y = case(3, 9500, 16)
+    y[0], y[1] = 4607, 4608  # the last of a split, the first of the next
+    poison = [torch.full((3, 3, 3), float("nan"), device=DEVICE) for _ in range(8)]
+    del poison
+    logp, entropy = linear_logp(h, w, y)
+    want, want_entropy = linear_logp_ref(h.double(), w.double(), y)
+    torch.testing.assert_close(logp.double(), want, atol=5e-6, rtol=0)
+    torch.testing.assert_close(entropy.double(), want_entropy, atol=1e-5, rtol=0)
