@@ -54,7 +54,7 @@ class Config:
     resume: bool = False  # continue the run in --out from its newest checkpoint
     dry_run: bool = False  # print the first prompt, a tool turn, memory and sampling settings, and stop
     # how much
-    steps: int = 64  # rollout-and-update rounds
+    steps: int = 72  # rollout-and-update rounds
     prompts: int = 16  # requests per step over all ranks
     group: int = 8  # plans per request, K; Anchored GRPO
     updates: int = 1  # optimizer updates per step, each on its share of the requests
@@ -80,12 +80,12 @@ class Config:
     truncated_is: float | None = None  # cap of the sampler-to-trainer importance weight; off
     kl_beta: float = 0.0  # weight of the k3 penalty towards the start model; Anchored GRPO has none
     # optimizer
-    lr: float = 1.5e-3  # peak learning rate; 1e-5 to 1e-4 for LoRA on 4B
-    warmup: int = 2  # steps
+    lr: float = 1e-3  # peak learning rate; 1e-5 to 1e-4 for LoRA on 4B
+    warmup: int = 6  # steps; with fewer, AdamW's first large ones can undo the warm start
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     lr_floor: float = 0.1  # share of lr left at the end
     weight_decay: float = 0.0  # AdamW
-    max_grad_norm: float = 1.0  # global norm at which gradients are clipped
+    max_grad_norm: float = 0.06  # global norm at which gradients are clipped; the built-in model's is 0.04
     micro_tokens: int = 16384  # packed tokens per forward-backward
     # model
     lora_r: int = 0  # adapter rank; 0 = full fine-tuning
@@ -364,7 +364,7 @@ def main(cfg: Config) -> dict:
             dry_run(cfg, chat, model, train[0], sampler)
         return {}
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.95), weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.99), weight_decay=cfg.weight_decay)
     reference = None
     if cfg.kl_beta and not cfg.lora_r:  # with adapters the reference is the model without them
         reference = weights.load_model(
