@@ -123,8 +123,9 @@ class TravelPlanner(Env):
         return staged_reward(score(self, self.answer_text)["strict"], weights=weights)
 
     def view(self) -> PlanView:
+        query = self.structured()
         try:
-            return view(self.trip())
+            return view(resolve(query, parse_answer(self.answer_text), self.data))
         except ValueError:
             return NO_PLAN
 

@@ -56,7 +56,7 @@ def parse_answer(answer) -> list:
     for day in plan:
         for key, cell in day.items() if isinstance(day, dict) else ():
             if isinstance(cell, str) and len(cell) > MAX_CELL_CHARS:
-                raise ValueError(f"{key[:20]} has {len(cell)} characters, at most {MAX_CELL_CHARS}")
+                raise ValueError(f"{key[:20]!r} has {len(cell)} characters, at most {MAX_CELL_CHARS}")
     return plan
 
 
