@@ -76,8 +76,9 @@ def score(env: NaturalPlan, output: object) -> dict[str, dict]:
     """Both scores of any system's output: {"official": {check: bool, ..., "pass": bool}, "strict": {check:
     bool, ..., "pass": bool, "reasons": [...]}}.
 
-    output  text, read by the official rule as it is; for meetings also a list of {location, person_name,
-            start_time}, the official second form. Whatever else is a wrong answer, never an error.
+    output  text, read by the official rule as it is; for meetings also rows {location, person_name,
+            start_time}, the official second form, as a list, as {"plan": list} or as the text of either.
+            Whatever else is a wrong answer, never an error.
     """
     verdict = env.rules.verify(env.problem, output)
     strict = {**verdict.checks, "pass": verdict.passed, "reasons": verdict.reasons}
@@ -96,7 +97,8 @@ def load(
     """One environment per record of a task.
 
     split   trip | meeting | calendar, the name of a file in `data` that starts like one of the official
-            names ("trip_planning", "trip_planning.zeroshot"), or "all" for the three tasks after each other
+            names ("trip_planning", "trip_planning.zeroshot"), or "test" (or "all"), the three tasks after
+            each other, which is all there is
     n       records drawn by `seed`, each difficulty with its share (the files are sorted by it); None: all,
             in file order
     shots   worked examples in the prompt, 0 or 5
@@ -106,7 +108,7 @@ def load(
     if shots not in PROMPTS:
         raise ValueError(f"shots={shots}, the records have prompts with 0 and with 5")
     rows = []
-    for name in FILES if split == "all" else [split]:
+    for name in FILES if split in ("test", "all") else [split]:
         path, task = _find(name, Path(data))
         for key, record in read_json(path, dict).items():
             where = f"{path} record {key}"
@@ -122,7 +124,7 @@ def _find(split: str, folder: Path) -> tuple[Path, str]:
     stem = FILES[split][0] if split in FILES else split
     task = next((task for task, (name, _) in FILES.items() if stem.split(".")[0] == name), None)
     if task is None:
-        raise ValueError(f"split={split!r}; choose {', '.join(FILES)}, all, or a file's name")
+        raise ValueError(f"split={split!r}; choose {', '.join(FILES)}, test, or a file's name")
     path = folder / f"{stem}.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing; data is the folder with NaturalPlan's {stem}.json")

@@ -6,6 +6,7 @@ the set of best days. Times are minutes after midnight.
 Benchmark: NaturalPlan (arXiv:2406.04520), evaluate_meeting_planning.py.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,12 +105,12 @@ def official(problem: Problem, answer: object) -> dict[str, bool]:
     is stated, and which stops at the first wrong step and keeps what it has. Where the official script
     would stop altogether (unknown place or friend, a cut sentence), this counts as a wrong step.
 
-    answer  text, or a list of {location, person_name, start_time}, which the official script scores
-            with its second validator
+    answer  text, or rows {location, person_name, start_time} (see rows_of), which the official script
+            scores with its second validator
     parsed  whether any sentence (or row) has the form of a step
     """
-    if isinstance(answer, list):
-        met, steps = _simulate_rows(problem, answer), len(answer)
+    if (rows := rows_of(answer)) is not None:
+        met, steps = _simulate_rows(problem, rows), len(rows)
     else:
         text = answer if isinstance(answer, str) else ""
         text = text.partition("SOLUTION:")[2].strip() if "SOLUTION:" in text else text
@@ -117,6 +118,18 @@ def official(problem: Problem, answer: object) -> dict[str, bool]:
         met, steps = _simulate(problem, plan), sum(step.startswith(_STEPS) for step in plan)
     as_gold = met == problem.gold_count
     return {"parsed": steps > 0, "as_many_as_gold": as_gold, "pass": as_gold}
+
+
+def rows_of(answer: object) -> list | None:
+    """The rows of a plan in JSON: a list, an object with one under "plan", or the text of either; None for
+    any other answer."""
+    if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
+        try:
+            answer = json.loads(answer)
+        except (ValueError, RecursionError):
+            return None
+    plan = answer.get("plan") if isinstance(answer, dict) else answer
+    return plan if isinstance(plan, list) else None
 
 
 _STEPS = ("You start", "You travel", "You wait", "You meet")
@@ -206,12 +219,12 @@ _SENTENCES = {
 
 def read_steps(problem: Problem, answer: object) -> list[Step]:
     """The steps of an answer: sentences that open with "You start", "travel", "wait" or "meet". What
-    stands between them is prose. A list is read as JSON rows.
+    stands between them is prose. Or the rows of a plan in JSON.
 
     raises  ValueError with a one-line reason if there is no step or one of them cannot be read
     """
-    if isinstance(answer, list):
-        return _read_rows(problem, answer)
+    if (rows := rows_of(answer)) is not None:
+        return _read_rows(problem, rows)
     text = final_text(answer).partition("You are visiting San Francisco")[0]
     text = re.sub(r"\b([AaPp])\.[Mm]\.", r"\1M", text)
     steps = []
