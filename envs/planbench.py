@@ -141,7 +141,7 @@ class PlanBench(Env):
 
     def reading(self) -> Reading:
         """The answer as `verify` reads it, with what was dropped."""
-        return read_strict(self.answer_text, self.source.config)
+        return read_strict(plan_text(self.answer_text), self.source.config)
 
     def verify(self) -> Verdict:
         reading = self.reading()
@@ -149,15 +149,17 @@ class PlanBench(Env):
 
     def official(self, text: str | None = None) -> dict[str, bool | None]:
         """The benchmark's own verdict on `text` (None: the final answer so far): {"answered",
-        "executable", "goal", "pass"}.
+        "executable", "goal", "valid", "pass"}.
 
-        An empty answer is not scored upstream: its checks are None and it leaves the denominator.
+        An empty answer is skipped upstream, not counted as wrong: the mean of "valid", which is None there,
+        is the benchmark's number; "pass" counts it as wrong.
         """
-        text = self.answer_text if text is None else text
+        text = plan_text(self.answer_text if text is None else text)
         if not text:
-            return {"answered": False, "executable": None, "goal": None, "pass": False}
+            return {"answered": False, "executable": None, "goal": None, "valid": None, "pass": False}
         run = simulate(self.problem, read_official(text, self.source.config, self.source.domain))
-        return {"answered": True, "executable": not run.why, "goal": not run.unmet, "pass": run.valid}
+        found = {"executable": not run.why, "goal": not run.unmet, "valid": run.valid, "pass": run.valid}
+        return {"answered": True, **found}
 
     def measures(self) -> dict[str, float]:
         """How far the answer is from valid and from shortest, as counts: preconditions that lack at the
@@ -237,25 +239,38 @@ def plan_view(problem: Problem, steps: list[Step], shortest: int, config: Config
     return PlanView("\n".join(lines) or "(no plan)", features)
 
 
-def answer_of(output) -> str:
-    """The text of a stored output: a string; a list of actions; or an object with one under "plan"."""
-    if isinstance(output, dict) and "plan" in output:
-        output = output["plan"]
-    if isinstance(output, list):
-        return "\n".join(str(line) for line in output)
-    return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+def plan_text(output: object) -> str:
+    """The text of a stored output: a string; a list of actions, each a string or a list of words; an object
+    with one of both under "plan"; or such a list or object as JSON text."""
+    if isinstance(output, str):
+        if not output.startswith(("{", "[")):
+            return output
+        try:
+            output, text = json.loads(output), output
+        except (ValueError, RecursionError):  # "[PLAN] ..." is no JSON
+            return output
+    else:
+        text = f"no plan in a {type(output).__name__}"
+    found = output.get("plan") if isinstance(output, dict) else output
+    if isinstance(found, list):
+        return "\n".join(map(_line, found))
+    return found if isinstance(found, str) else text
 
 
-def score(env: PlanBench, output) -> dict:
-    """Official and strict verdict on one stored output (see answer_of). Never raises on its content.
+def _line(action: object) -> str:
+    if isinstance(action, list) and all(isinstance(word, str) for word in action):
+        return f"({' '.join(action)})"
+    return action if isinstance(action, str) else f"no action in a {type(action).__name__}"
+
+
+def score(env: PlanBench, output: object) -> dict:
+    """Official and strict verdict on one stored output (see plan_text). Never raises on its content.
 
     returns  {"id", "official": {check: bool | None, "pass": b}, "strict": {check: b, "pass": b,
              "reasons": [...]}, "severity": {check: amount}, "measures": {name: count}, "dropped": [...]}
     """
-    text = answer_of(output)
-    env = env.fork()
-    env.answer(text)
-    reading = env.reading()
+    text = plan_text(output)
+    reading = read_strict(text, env.source.config)
     run = simulate(env.problem, reading.steps)
     found = verdict(env.problem, reading, run, env.source.config)
     return {

@@ -196,7 +196,7 @@ class Lexicon:
         else:  # "object a": the whole name, however it is spaced
             heads = {words[-1]: letter for letter, words in texts.items()}
             first = "|".join(sorted({re.escape(" ".join(words[:-1])) for words in texts.values()}))
-            self.name = re.compile(rf"(?<!\w)(?:{first})[\s_-]*({'|'.join(heads)})(?!\w)")
+            self.name = re.compile(rf"(?<!\w)(?:{first})[\s_-]+({'|'.join(heads)})(?!\w)")
         self.heads = heads
         self.arity = {name: text.count("{}") for name, text in config.actions.items()}
         spelled = {name: _spelling(name, config.actions) for name in config.actions}

@@ -421,9 +421,14 @@ def test_official_mystery_and_empty_answers(world, env):
     assert read_official("attack another object borrowed", mystery.source.config, mystery.source.domain) == [
         ("attack", "b")
     ]
-    assert env.official("") == {"answered": False, "executable": None, "goal": None, "pass": False}
-    assert env.official(" ") == {"answered": True, "executable": True, "goal": False, "pass": False}
-    assert env.official("\n".join(GOOD)) == {"answered": True, "executable": True, "goal": True, "pass": True}
+    assert env.official("") == {
+        **dict.fromkeys(("executable", "goal", "valid")),
+        "answered": False,
+        "pass": False,
+    }
+    holds = {text: env.official(text) for text in (" ", "\n".join(GOOD))}
+    assert list(holds[" "].values()) == [True, True, False, False, False]
+    assert set(holds["\n".join(GOOD)].values()) == {True}
 
 
 def test_mystery_is_read_strictly(world):
@@ -499,9 +504,25 @@ def test_views(env):
 
 def test_stored_outputs_may_be_objects(env):
     # Catches: an output of another system that raises instead of being scored.
-    for output in (GOOD, {"plan": GOOD}, {"plan": "\n".join(GOOD)}):
+    good = [GOOD, {"plan": GOOD}, {"plan": "\n".join(GOOD)}]
+    good.append([["pick-up", "c"], ["stack", "c", "b"], ["pick-up", "a"], ["stack", "a", "c"]])
+    for output in good + [json.dumps(value) for value in good]:
         assert planbench.score(env, output)["strict"]["pass"]
-    for output in (None, 3, True, {}, {"plan": None}, {"a": [1]}, [None, 3, {}], [[]]):
+        env.answer(output if isinstance(output, str) else json.dumps(output))
+        assert env.verify().passed and env.official()["pass"]
+        env.reset()
+    for output in (
+        None,
+        3,
+        True,
+        {},
+        {"plan": None},
+        {"a": [1]},
+        [None, 3, {}],
+        [[]],
+        "[" * 99999,
+        '{"plan": 1}',
+    ):
         assert not planbench.score(env, output)["strict"]["pass"]
     assert env.answer_text == ""  # scoring leaves the environment alone
 
