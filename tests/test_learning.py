@@ -23,8 +23,8 @@ def test_sixteen_steps_raise_the_valid_rate(tmp_path):
 
 @pytest.mark.slow
 def test_the_default_run_learns_to_plan(tmp_path):
-    """What `make train` promises, on a seed that it does not use; with room for the noise of 256 requests and for
-    the last bits of another CPU, which a run of 72 steps amplifies. README.md has the rates of three seeds."""
+    """What `make train` promises, on a seed that it does not use. The bound leaves room for the noise of
+    256 requests and another CPU's last bits, which 72 steps amplify; README.md has three seeds' rates."""
     summary = train_grpo.main(train_grpo.Config(model=str(TINY), out=str(tmp_path / "run"), seed=1))
     before, after = summary["before"], summary["after"]
     assert after["valid_rate"] >= max(0.72, before["valid_rate"] + 0.25), summary
