@@ -509,7 +509,8 @@ def test_stored_outputs_may_be_objects(env):
     for output in good + [json.dumps(value) for value in good]:
         assert planbench.score(env, output)["strict"]["pass"]
         env.answer(output if isinstance(output, str) else json.dumps(output))
-        assert env.verify().passed and env.official()["pass"]
+        assert env.verify().passed
+        assert env.official()["pass"] == ("block" in str(output))  # (stack c b) is not read upstream
         env.reset()
     for output in (
         None,
