@@ -92,7 +92,10 @@ def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
     """Environments of the split: n drawn ones, or all in the order of the file."""
     data = Path(cfg.data) if cfg.data else trips.builtin()
     own = {"triptailor": {"max_rows": cfg.max_rows, "hours": cfg.hours}}
-    return BENCHMARKS[cfg.bench].load(cfg.split, data, n=n, seed=0, **own.get(cfg.bench, {}))
+    envs = BENCHMARKS[cfg.bench].load(cfg.split, data, n=n, seed=0, **own.get(cfg.bench, {}))
+    if not envs:
+        raise ValueError(f"split={cfg.split}: {data} has no request in it; choose another split")
+    return envs
 
 
 def judge_of(cfg: Config, envs: list[Env]) -> Judge | None:

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -180,6 +181,15 @@ def test_flags_that_do_not_go_together_are_refused(flags, tmp_path, monkeypatch,
     with pytest.raises(ValueError) as error:
         script.main(script.Config(**({"data": flags["data"]} | more)))
     assert message in str(error.value)
+
+
+def test_an_empty_split_is_refused(flags, tmp_path):
+    # Catches: a table of nothing, or an IndexError.
+    shutil.copytree(flags["data"], tmp_path / "world")
+    (tmp_path / "world" / "test.json").write_text("[]")
+    for more in ({"outputs": "never read"}, {"model": flags["model"]}):
+        with pytest.raises(ValueError, match=r"split=test: .* has no request in it"):
+            script.main(script.Config(bench="triptailor", data=str(tmp_path / "world"), **more))
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(flags, tmp_path):
