@@ -85,6 +85,7 @@ def test_kernels_import_without_triton():
         "import sys; sys.modules['triton'] = None\n"
         "import torch, kernels, kernels.linear_logp, kernels.clip_loss, kernels.decode, kernels.attention\n"
         "assert kernels.triton is None and kernels.PATH == 'torch'\n"
-        "print(kernels.linear_logp.linear_logp(torch.ones(2, 3), torch.ones(4, 3), torch.zeros(2, dtype=torch.int64)))"
+        "print(kernels.linear_logp.linear_logp("
+        "torch.ones(2, 3), torch.ones(4, 3), torch.zeros(2, dtype=torch.int64)))"
     )
     assert code == 0, text
