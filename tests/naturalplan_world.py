@@ -109,7 +109,7 @@ def read_trip(text, facts):
     for line in text.splitlines():
         if re.match(r"[\W_]*days?\s*[0-9]", line, re.IGNORECASE):
             numbers = [int(x) for x in re.findall(r"[0-9]+", line)]
-            names = [w for w in re.findall(r"\w+", line) if w in facts["stays"]]
+            names = [w for w in re.findall(r"[^\W_]+", line) if w in facts["stays"]]
             if "from" in line:
                 flights.append((numbers[0], *names))
             else:
