@@ -153,8 +153,8 @@ def score(env: TravelPlanner, output) -> dict[str, dict]:
              third score, text with a <plan> block or an object with "items"
     returns  {"official": ..., "strict": ..., "cmdpo": ...}, each {check: True, False, or None where the
              query has no such wish, ..., "pass": bool, "reasons": [...]}; the first two also say
-             "delivered": there is a plan (strict: by DAY_SCHEMA). Beside them "severity" (strict, see there)
-             and "cmdpo_severity"
+             "delivered": there is a plan (strict: of days with every cell). Beside them "severity", of
+             strict, and "cmdpo_severity"
     raises   ValueError for queries of the test split
     """
     query, data = env.structured(), env.data

@@ -22,7 +22,7 @@ def oracle(query, plan, tables):
         ):
             return False
         numbers = [cells[k] for k in ("day", "days") if k in cells]
-        if not numbers or any(isinstance(n, bool) or n != i + 1 for n in numbers):
+        if not numbers or any(type(n) is not int or n != i + 1 for n in numbers):
             return False
 
     def spell(city):
