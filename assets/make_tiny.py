@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envs import triptailor, trips
+from envs import trips, triptailor
 from envs.base import Call, Message
 from envs.trip_planner import plan_request, read_results, searches, spoil
 from envs.triptailor import to_json
@@ -183,7 +183,8 @@ def loss_of(model, samples: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
 
 
 def fit(model, draw, cfg: Config, *, steps: int, floor: float, label: str, clock: float) -> None:
-    """`steps` updates on what `draw()` returns; the learning rate warms up and falls linearly to a share of `floor`."""
+    """`steps` updates on what `draw()` returns; the learning rate warms up, then falls linearly to a share
+    of `floor`."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
@@ -208,6 +209,10 @@ def fit(model, draw, cfg: Config, *, steps: int, floor: float, label: str, clock
                 flush=True,
             )
             total = 0.0
+
+
+# mistake of trip_planner.spoil -> share of episodes with it
+HABITS = {"slot": 0.35, "repeat_restaurant": 0.2, "repeat_attraction": 0.12, "early": 0.05}
 
 
 def sloppy_episode(env, rng: random.Random) -> list[Message]:
@@ -238,9 +243,6 @@ def sloppy_episode(env, rng: random.Random) -> list[Message]:
                 plan = spoil(plan, rng, mistake)
     messages.append(Message("assistant", to_json(plan)))
     return messages
-
-
-HABITS = {"slot": 0.35, "repeat_restaurant": 0.2, "repeat_attraction": 0.12, "early": 0.05}
 
 
 def encode(chat: Chat, messages: list[Message], tools) -> tuple[list[int], list[bool]]:
@@ -294,9 +296,10 @@ def main(cfg: Config) -> None:
     chat = Chat(out)
     chat.check()
     encoded = [encode(chat, *talk) for talk in talks]
-    print(f"{sum(len(ids) for ids, _ in encoded) / len(encoded):.0f} ids a conversation, of them "
-          f"{sum(sum(mask) for _, mask in encoded) / len(encoded):.0f} the agent's, {chat.num_ids} ids in all, "
-          f"{time.perf_counter() - clock:.0f} s", flush=True)  # fmt: skip
+    num_ids = sum(len(ids) for ids, _ in encoded) / len(encoded)
+    own = sum(sum(mask) for _, mask in encoded) / len(encoded)
+    print(f"{num_ids:.0f} ids a conversation, {own:.0f} of them the agent's", flush=True)
+    print(f"{chat.num_ids} ids in all, {time.perf_counter() - clock:.0f} s", flush=True)
 
     model = weights.init_model(model_config(chat.num_ids), seed=cfg.seed)
     model.num_ids = chat.num_ids

@@ -1,4 +1,4 @@
-"""Set before torch and triton are imported: kernels run interpreted where there is no GPU, with few threads."""
+"""Set before torch and triton are imported: few threads for numpy, and no network for the hub."""
 
 import os
 
