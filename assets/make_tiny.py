@@ -100,11 +100,11 @@ def write_folder(folder: Path, tokenizer: Tokenizer, model_config: ModelConfig) 
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    off = {"normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
     added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "special": token in SPECIAL, "normalized": False,
-                                            "lstrip": False, "rstrip": False, "single_word": False}
+        str(tokenizer.token_to_id(token)): {"content": token, "special": token in SPECIAL, **off}
         for token in (*SPECIAL, *TAGS)
-    }  # fmt: skip
+    }
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added,
         "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None, "unk_token": None,
