@@ -161,12 +161,16 @@ class Flights:
 
     def __init__(self, path: Path):
         ids: dict[str, int] = {}
+        seen: dict[str, float] = {}  # price as written -> $
         numbers, prices, texts = array("i"), array("d"), array("i")
+        valid = re.compile(r"F[0-9]{7}").fullmatch
         for row, (name, price, *rest) in read_rows(path, list(self.COLUMNS), dropna=True):
-            if not re.fullmatch(r"F[0-9]{7}", name):
+            if not valid(name):
                 raise ValueError(f"{path} row {row}: Flight Number={name[:20]!r}, wanted F and 7 digits")
+            if price not in seen:
+                seen[price] = number(price, f"{path} row {row}: Price")
             numbers.append(int(name[1:]))
-            prices.append(number(price, f"{path} row {row}: Price"))
+            prices.append(seen[price])
             texts.extend([ids.setdefault(text, len(ids)) for text in rest])
         self.ids, self.texts = ids, list(ids)
         self.numbers, self.prices = np.array(numbers), np.array(prices)
@@ -191,6 +195,7 @@ class Flights:
         return [] if -1 in key else self._rows(self.by_route, self.sorted_routes, self._route(*key))
 
     def _rows(self, order, keys, key: int) -> list[Flight]:
+        key = keys.dtype.type(key)  # another dtype would copy all keys
         low, high = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
         return [self._flight(i) for i in order[low:high]]
 

@@ -176,7 +176,7 @@ _FLIGHT = re.compile(
     r"Flight Number: (F[0-9]{7}), from ([^,]+?) to ([^,]+)"
     r"(?:, Departure Time: ([0-9:]+))?(?:, Arrival Time: ([0-9:]+))?"
 )
-_ROAD = re.compile(r"[^,]+, from ([^,]+?) to ([^,]+)(?:,.*)?")
+_ROAD = re.compile(r"[^,\n]+, from ([^,]+?) to ([^,]+)(?:,.*)?")
 
 
 def _ride(text: str, date: str, people: int, data: Database) -> Ride:
