@@ -392,8 +392,8 @@ def main(cfg: Config) -> dict:
         chosen = pick(len(train), cfg, step)
         envs = [train[chosen[slot]].fork() for slot in slots]
         seeds = [[seed_for(cfg.seed, step, slot, member) for member in range(cfg.group)] for slot in slots]
-        with dist.gathered(model), dist.until_sigterm():
-            groups = rollout.run(envs, group=cfg.group, seeds=seeds)
+        with dist.gathered(model):
+            groups = rollout.run(envs, group=cfg.group, seeds=seeds, until=dist.got_sigterm)
         if dist.stop_requested():
             break
         episodes = [episode for group in groups for episode in group]

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 BUCKET = 16 * 2**20  # elements of one all-reduce of adapter gradients; 64 MB in fp32
 TIMEOUT = datetime.timedelta(hours=2)  # a rank may wait this long for another one's rollout
 
-_stop = {"signal": 0, "cuts": False}  # the signal that asked this process to leave, 0 = none; until_sigterm
+_stop = {"signal": 0}  # number of the signal that asked this process to leave; 0 = none
 
 
 # processes
@@ -85,40 +85,26 @@ def close() -> None:
         torch_dist.destroy_process_group()
 
 
-class _Cut(BaseException):
-    """Ends the block of until_sigterm; no `except Exception` on the way may take it for a fault."""
-
-
 def catch_sigterm() -> None:
     """From here on SIGTERM only sets the flag of stop_requested(); a second one ends the process at once."""
 
     def handler(number, frame):
         _stop["signal"] = number
         signal.signal(number, signal.SIG_DFL)
-        if _stop["cuts"]:
-            raise _Cut
 
     _stop["signal"] = 0
     signal.signal(signal.SIGTERM, handler)
 
 
-@contextlib.contextmanager
-def until_sigterm():
-    """A block that SIGTERM ends at once: for long work without collectives whose result a run that leaves
-    does not need. torchrun kills what has not left 30 s after it passed the signal on."""
-    _stop["cuts"] = True
-    try:
-        yield
-        _stop["cuts"] = False  # here too: a signal on the way out is still caught below
-    except _Cut:
-        pass
-    finally:
-        _stop["cuts"] = False
+def got_sigterm() -> bool:
+    """Whether this rank got SIGTERM. No collective: for cutting work short that ranks do each for themselves,
+    since torchrun kills what has not left 30 s after the signal."""
+    return _stop["signal"] != 0
 
 
 def stop_requested() -> bool:
     """Whether any rank got SIGTERM. A collective: called once a step, it lets all leave at the same one."""
-    return any_rank(_stop["signal"] != 0)
+    return any_rank(got_sigterm())
 
 
 # numbers over ranks

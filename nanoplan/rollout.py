@@ -135,6 +135,7 @@ class Rollout:
         group: int,
         seeds: list[list[int]],
         on_done: Callable[[Episode], None] | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> list[list[Episode]]:
         """`group` episodes of each environment, to their end.
 
@@ -142,6 +143,7 @@ class Rollout:
         row is closed at once. With fewer rows than `group`, a group runs in parts of as many members.
         seeds    seeds[i][j] is the noise of member j of envs[i]
         on_done  called for every episode when it is over, in the calling thread, in order of finishing
+        until    asked before every step; True gives the rollout up: episodes are left unfinished, rows open
         returns  episodes[i][j]
         """
         if [len(row) for row in seeds] != [group] * len(envs) or group < 1:
@@ -171,7 +173,7 @@ class Rollout:
                 on_done(episode)
             return refill()
 
-        self._drive(refill(), {}, None, finished)
+        self._drive(refill(), {}, None, finished, until)
         return episodes
 
     def _open_parts(self, parts: list[tuple[int, range]], envs, seeds) -> list[Episode]:
@@ -186,14 +188,14 @@ class Rollout:
             opened += [head, *(self.fork(head, seed=seeds[i][j], member=j) for j in members[1:])]
         return opened
 
-    def _drive(self, episodes, goals: dict[Episode, int], advisor, finished) -> None:
+    def _drive(self, episodes, goals: dict[Episode, int], advisor, finished, until=None) -> None:
         """The loop. Every live episode is in one place: new, running (the model writes), asking (its turn has
         ended, or it was paused), or waiting for its thread."""
         new, running, asking = deque(episodes), [], []
         waiting: dict[Future, Episode] = {}
         pool = ThreadPoolExecutor(self.workers) if self.workers else None
         try:
-            while new or running or asking or waiting:
+            while (new or running or asking or waiting) and not (until and until()):
                 while new:
                     episode = new.popleft()
                     if episode.trajectory.stop:

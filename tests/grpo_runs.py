@@ -1,10 +1,10 @@
 """train_grpo on a world and a model small enough for tests, in this process or as a script.
 
-    python tests/grpo_runs.py '[{"out": "a", "steps": 3, ...}, {"out": "b", ...}]' [die | slow]
+    python tests/grpo_runs.py '[{"out": "a", "steps": 3, ...}, {"out": "b", "trick": "slow", ...}]'
 
-trains one run after the other. A random model never makes a valid plan, so here the world accepts every
-episode, and a hash of the sampled ids decides which plan the judge prefers: rewards differ within a group,
-and they are the same in every process.
+trains one run after the other; a trick is one of TRICKS. A random model never makes a valid plan, so here the
+world accepts every episode, and a hash of the sampled ids decides which plan the judge prefers: rewards
+differ within a group, and they are the same in every process.
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -25,6 +26,7 @@ from envs import trips, triptailor
 from envs.base import Verdict
 from nanoplan import dist, weights
 from nanoplan.chat import Chat
+from nanoplan.sampler import Sampler
 
 TINY = {"steps": 3, "prompts": 2, "group": 4, "eval_n": 0, "lr": 2e-3, "warmup": 0, "save_every": 1}
 TINY |= {"turns": 2, "turn_tokens": 8, "observation_tokens": 40, "max_rows": 2, "lora_alpha": 16.0}
@@ -80,14 +82,28 @@ def die_in_save(*args, save=dcp.save, **options):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave_in_rollout(self, rows, *, step=Sampler.step):
+    """SIGTERM to the last rank, at the first token of a run's second rollout. A second one would kill."""
+    if self.version == 2 and dist.rank() == dist.world() - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(self, rows)
+
+
 def lines(out, name="metrics.jsonl") -> list[dict]:
     return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
 
 
+TRICKS = {  # what is replaced by what, for one run
+    "none": (train_grpo, "score_for_training", score_by_ids),
+    "slow": (train_grpo, "score_for_training", score_slowly),
+    "die": (dcp, "save", die_in_save),
+    "leave": (Sampler, "step", leave_in_rollout),
+}
+
 if __name__ == "__main__":
-    train_grpo.score_for_training = score_slowly if "slow" in sys.argv else score_by_ids
-    if "die" in sys.argv:
-        dcp.save = die_in_save
+    train_grpo.score_for_training = score_by_ids
     for flags in json.loads(sys.argv[1]):
-        train_grpo.main(config(**flags))
+        place, name, trick = TRICKS[flags.pop("trick", "none")]
+        with mock.patch.object(place, name, trick):
+            train_grpo.main(config(**flags))
     dist.close()

@@ -231,6 +231,16 @@ def test_slow_tool_does_not_hold_up_others(chat, say):
     assert [group[0].trajectory.stop for group in groups] == ["answer", "answer"]
 
 
+def test_a_rollout_is_given_up_between_two_steps(chat, say):
+    # a run that is asked to leave samples on for minutes
+    sampler = say(TURNS)
+    rollout = Rollout(sampler, chat, BUDGET)
+    until = iter([False] * 4 + [True]).__next__
+    (first,), (second,) = rollout.run([Counter(), Counter()], group=1, seeds=[[0], [1]], until=until)
+    assert len(sampler.stepped) == 4 and first.trajectory.num_sampled == second.trajectory.num_sampled == 4
+    assert first.trajectory.stop == second.trajectory.stop == ""
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_waiting_is_measured(chat, say, workers):
     # time in which every row waits is charged to the model
