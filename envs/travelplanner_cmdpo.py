@@ -195,7 +195,7 @@ def _cost(query: Query, steps: list[Step]) -> float:
     """$ by database prices, of what is found."""
     hotels = [step for step in steps if step.kind == "hotel"]
     leaves = [step.day for step in hotels[1:]] + [query.days]
-    nights = {id(step): max(1, day - step.day) for step, day in zip(hotels, leaves, strict=True)}
+    nights = {id(step): max(1, day - step.day) for step, day in zip(hotels, leaves, strict=False)}
     return sum((step.price or 0.0) * nights.get(id(step), 1) for step in steps)
 
 

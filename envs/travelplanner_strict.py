@@ -4,7 +4,7 @@ Closes what a policy learns of the official evaluator: names are exact, every at
 the one of that day, any wording other than flight or taxi is driving and pays, a day in one city is held to
 that city, repeats are found in any spelling, the minimum stay holds for every place, a 3-day trip goes to
 its destination. A plan that passes here passes the official evaluator too, except where an official
-substring look-up takes another row than the one named (63 restaurants, 43 attractions, 3 accommodations),
+substring look-up takes another row than the one named (11 restaurants, 29 attractions, 2 accommodations),
 where the nights in one place are spelled in two ways, or where its cuisine check skips the rest of a day
 after a meal at home.
 Constraints: TravelPlanner (arXiv:2402.01622).
