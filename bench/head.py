@@ -98,11 +98,11 @@ METHODS = {
 
 
 def inputs(cfg: Config):
-    """h, w, y, g of a peaked model: the target is likely, as a sampled token is."""
+    """h, w, y, g: logits of about N(0, 1), arbitrary targets, one advantage per sequence."""
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(cfg.v, cfg.d, generator=generator) / cfg.d**0.5
     y = torch.randint(0, cfg.v, (cfg.n,), generator=generator)
-    h = torch.randn(cfg.n, cfg.d, generator=generator) + 6 * w[y]
+    h = torch.randn(cfg.n, cfg.d, generator=generator)
     advantages = torch.randn(cfg.n // SEQUENCE, generator=generator)
     return h, w, y, advantages.repeat_interleave(SEQUENCE) / cfg.n
 

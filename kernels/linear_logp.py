@@ -309,7 +309,32 @@ def _work_dtype(w: Tensor) -> torch.dtype:
     return w.dtype if w.is_cuda else torch.float32
 
 
-def _logp_u(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, ...]:
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> None:
+    """Add alpha a @ b to `total`, fp32, in place. CUDA's half-precision addmm takes no fp32 summand."""
+    if a.dtype == torch.float32:
+        total.addmm_(a, b, alpha=alpha)
+    else:
+        total.add_(torch.mm(a, b, out_dtype=torch.float32), alpha=alpha)
+
+
+def _softmax_(z: Tensor, temperature: float) -> Tensor:
+    if temperature != 1.0:
+        z.div_(temperature)
+    return torch.softmax(z, dim=1, out=z)  # on a CPU a third of log_softmax's time
+
+
+def _target_logp(p: Tensor, h: Tensor, w: Tensor, y: Tensor, temperature: float) -> Tensor:
+    """Log-probs of targets y (chunk,) from p (chunk, V); rows where p_y underflows are scored again."""
+    p_target = p.gather(1, y[:, None])[:, 0]
+    logp = p_target.log()
+    far = (p_target < 1e-30).nonzero()[:, 0]
+    if len(far):
+        x = (h[far] @ w.T).float() / temperature
+        logp[far] = torch.log_softmax(x, dim=1).gather(1, y[far, None])[:, 0]
+    return logp
+
+
+def _logp_u(h, w, targets, temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Forward of a frozen head: logp (N,), entropy (N,), both fp32, and u (N, D) in the dtype of h."""
     N = h.shape[0]
     logp, entropy = torch.empty(2, N, dtype=torch.float32, device=h.device)
@@ -318,21 +343,14 @@ def _logp_u(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: in
     parts = _chunks(N, chunk, w.shape[0])
     buffer = _buffer(parts, w)
     for part in parts:
-        h_part, y = h[part].to(w_work.dtype), targets[part, None]
-        x = _matmul(h_part, w_work.T, out=buffer[: len(h_part)])  # (chunk, V) fp32
-        if temperature != 1.0:
-            x.div_(temperature)
-        m = x.amax(dim=1, keepdim=True)
-        x.sub_(m)
-        x_target = x.gather(1, y)
-        s = x.exp_().sum(dim=1, keepdim=True)
-        p = x.div_(s)
-        mean_w = (p.to(w_work.dtype) @ w_work).float()  # (chunk, D), sum_v p_v w_v
-        lse = s.log()  # relative to m
-        logp[part] = (x_target - lse)[:, 0]
-        # sum_v p_v x_v = h . mean_w / temperature: the entropy costs no pass over the logits
-        entropy[part] = (lse + m)[:, 0] - (h_part.float() * mean_w).sum(dim=1) / temperature
-        u[part] = (w_work[y[:, 0]].float() - mean_w).div_(temperature).to(u.dtype)
+        h_part, y = h[part].to(w_work.dtype), targets[part]
+        p = _softmax_(_matmul(h_part, w_work.T, out=buffer[: len(y)]), temperature)  # (chunk, V) fp32
+        logp[part] = _target_logp(p, h_part, w_work, y, temperature)
+        mean_w = p.to(w_work.dtype) @ w_work  # (chunk, D), sum_v p_v w_v
+        u_part = (w_work[y].float() - mean_w.float()).div_(temperature)
+        # lse = x_y - logp and sum_v p_v x_v = h . mean_w / temperature: no further pass over the logits
+        entropy[part] = (h_part.float() * u_part).sum(dim=1) - logp[part]
+        u[part] = u_part.to(u.dtype)
     return logp, entropy, u
 
 
@@ -356,33 +374,35 @@ def _logp_u_triton(
     return logp, entropy, u
 
 
-def _logp_lse(h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, ...]:
-    """Forward without gradient, in torch: logp, entropy, lse, each (N,) fp32."""
-    N = h.shape[0]
-    logp, entropy, lse = torch.empty(3, N, dtype=torch.float32, device=h.device)
+def _logp_torch(h, w, targets, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
+    """Forward without gradient: logp, entropy, each (N,) fp32."""
+    N, V = h.shape[0], w.shape[0]
+    logp, entropy = torch.empty(2, N, dtype=torch.float32, device=h.device)
     w_work = w.to(_work_dtype(w))
-    parts = _chunks(N, max(1, chunk // 2), w.shape[0])  # two buffers
-    logits, probs = _buffer(parts, w), _buffer(parts, w)
+    parts = _chunks(N, chunk, V)
+    buffer = _buffer(parts, w)
     for part in parts:
-        h_part, y = h[part].to(w_work.dtype), targets[part, None]
-        x = _matmul(h_part, w_work.T, out=logits[: len(h_part)])  # (chunk, V) fp32
-        if temperature != 1.0:
-            x.div_(temperature)
-        m = x.amax(dim=1, keepdim=True)
-        x.sub_(m)
-        e = torch.exp(x, out=probs[: len(h_part)])
-        s = e.sum(dim=1, keepdim=True)
-        mean_x = torch.bmm(e[:, None, :], x[:, :, None])[:, 0] / s  # (chunk, 1), relative to m
-        logp[part] = (x.gather(1, y) - s.log())[:, 0]
-        entropy[part] = (s.log() - mean_x)[:, 0]
-        lse[part] = (s.log() + m)[:, 0]
-    return logp, entropy, lse
+        x = _matmul(
+            h[part].to(w_work.dtype), w_work.T, out=buffer[: part.stop - part.start]
+        )  # (chunk, V) fp32
+        # A few rows at a time, so that what these seven passes read is in cache.
+        few = max(1, MIN_LOGITS // max(V, 1))
+        rows = zip(x.split(few), *(y[part].split(few) for y in (targets, logp, entropy)), strict=True)
+        for x_few, y, logp_few, entropy_few in rows:
+            if temperature != 1.0:
+                x_few.div_(temperature)
+            x_few.sub_(x_few.amax(dim=1, keepdim=True))
+            e = x_few.exp()
+            s = e.sum(dim=1)
+            logp_few.copy_(x_few.gather(1, y[:, None])[:, 0] - s.log())
+            entropy_few.copy_(s.log() - x_few.mul_(e).sum(dim=1) / s)
+    return logp, entropy
 
 
 def _logp_lse_triton(
     h: Tensor, w: Tensor, targets: Tensor, temperature: float, chunk: int
 ) -> tuple[Tensor, ...]:
-    """As _logp_lse, for a forward whose backward recomputes the logits by the same products."""
+    """logp, entropy, lse, (N,) fp32 each, for a backward that recomputes the logits by the same products."""
     outs = torch.empty(3, h.shape[0], dtype=torch.float32, device=h.device)
     w_work = w.to(_work_dtype(w))
     parts = _chunks(h.shape[0], chunk, w.shape[0])
@@ -394,18 +414,29 @@ def _logp_lse_triton(
     return outs.unbind()
 
 
-def _logit_grad(z: Tensor, y: Tensor, lse: Tensor, g: Tensor, temperature: float) -> Tensor:
-    """Turn logits z (chunk, V) into d loss / d z, in place; the torch path of row_grad."""
-    if temperature != 1.0:
-        z.div_(temperature)
-    z.sub_(lse[:, None]).exp_().mul_(-g[:, None] / temperature)
-    return z.scatter_add_(1, y[:, None], g[:, None] / temperature)
+def _grads(h, w, targets, g, temperature: float, chunk: int, need_h: bool) -> tuple[Tensor | None, Tensor]:
+    """Backward of a trainable head in torch: dh (N, D) like h or None, dw (V, D) like w, from g (N,) fp32.
+
+    g multiplies the (chunk, D) rows around the products instead of the (chunk, V) probabilities.
+    """
+    w_work = w.to(_work_dtype(w))
+    dh = torch.empty_like(h) if need_h else None
+    dw = torch.zeros(w.shape, dtype=torch.float32, device=w.device)
+    parts = _chunks(h.shape[0], chunk, w.shape[0])
+    buffer = _buffer(parts, w)
+    for part in parts:
+        h_part, y, g_part = h[part].to(w_work.dtype), targets[part], g[part, None] / temperature
+        p = _softmax_(_matmul(h_part, w_work.T, out=buffer[: len(y)]), temperature).to(w_work.dtype)
+        if need_h:
+            dh[part] = ((w_work[y].float() - (p @ w_work).float()) * g_part).to(dh.dtype)
+        gh = h_part.float() * g_part  # (chunk, D)
+        _add_product(dw, p.T, gh.to(w_work.dtype), alpha=-1.0)
+        dw.index_add_(0, y, gh)
+    return dh, dw.to(w.dtype)
 
 
-def _grads(
-    h, w, targets, lse, g, temperature: float, chunk: int, *, need_h: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Backward of a trainable head: dh (N, D) like h or None, dw (V, D) like w, from g (N,) fp32."""
+def _grads_triton(h, w, targets, lse, g, temperature: float, chunk: int, need_h: bool):
+    """As _grads, from the lse of forward."""
     w_work = w.to(_work_dtype(w))
     dh = torch.empty_like(h) if need_h else None
     dw = torch.zeros(w.shape, dtype=torch.float32, device=w.device)
@@ -415,16 +446,10 @@ def _grads(
     for part in parts:
         h_part, y = h[part].to(w_work.dtype), targets[part]
         z = _matmul(h_part, w_work.T, out=logits[: len(y)])
-        if runs_triton(z):
-            dz = row_grad(z, y, lse[part], g[part], dz_buffer[: len(y)], temperature=temperature)
-        else:
-            dz = _logit_grad(z, y, lse[part], g[part], temperature).to(w_work.dtype)
+        dz = row_grad(z, y, lse[part], g[part], dz_buffer[: len(y)], temperature=temperature)
         if need_h:
             dh[part] = (dz @ w_work).to(dh.dtype)
-        if w_work.dtype == torch.float32:
-            dw.addmm_(dz.T, h_part)
-        else:
-            dw += torch.mm(dz.T, h_part, out_dtype=torch.float32)
+        _add_product(dw, dz.T, h_part)
     return dh, dw.to(w.dtype)
 
 
@@ -456,8 +481,10 @@ class _FrozenHead(torch.autograd.Function):
 class _TrainableHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, w, targets, temperature, chunk):
-        run = _logp_lse_triton if runs_triton(h) else _logp_lse
-        logp, entropy, lse = run(h, w, targets, temperature, chunk)
+        if runs_triton(h):
+            logp, entropy, lse = _logp_lse_triton(h, w, targets, temperature, chunk)
+        else:
+            (logp, entropy), lse = _logp_torch(h, w, targets, temperature, chunk), None
         ctx.save_for_backward(h, w, targets, lse)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -470,8 +497,11 @@ class _TrainableHead(torch.autograd.Function):
         if g is None:
             return None, None, None, None, None
         h, w, targets, lse = ctx.saved_tensors
-        need_h = ctx.needs_input_grad[0]
-        dh, dw = _grads(h, w, targets, lse, g.float(), ctx.temperature, ctx.chunk, need_h=need_h)
+        options = (ctx.temperature, ctx.chunk, ctx.needs_input_grad[0])
+        if runs_triton(h):
+            dh, dw = _grads_triton(h, w, targets, lse, g.float(), *options)
+        else:
+            dh, dw = _grads(h, w, targets, g.float(), *options)
         return dh, dw, None, None, None
 
 
@@ -518,4 +548,4 @@ def linear_logp(
         return _TrainableHead.apply(h, w, targets, temperature, chunk or trainable_rows)
     if grad and h.requires_grad:
         return _FrozenHead.apply(h, w, targets, temperature, chunk or frozen_rows)
-    return _logp_lse(h, w, targets, temperature, chunk or frozen_rows)[:2]
+    return _logp_torch(h, w, targets, temperature, chunk or frozen_rows)
