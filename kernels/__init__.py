@@ -25,6 +25,18 @@ except ImportError:  # optional: without it everything runs on the torch path
     triton = tl = None
 
 
+def settle_vml() -> None:
+    """Call each of MKL's vector functions once, on one element and so on one thread.
+
+    The first call chooses its implementation. When it comes from several threads at once, one of them may run
+    one of half precision for its whole share (pytorch issue 188792): about one process in fifteen had RoPE's
+    cosines off by 1e-4 in its first pass, and no two runs were sure to be equal.
+    """
+    for dtype in (torch.float32, torch.float64):
+        for name in ("cos", "sin", "exp", "expm1", "log", "log1p", "sqrt", "tanh"):
+            getattr(torch, name)(torch.ones(1, dtype=dtype))
+
+
 def choose_path(wanted: str, *, installed: bool, interpret: bool, gpu: bool) -> str:
     """Name the path for this process: "torch" or "triton".
 
@@ -48,6 +60,7 @@ def choose_path(wanted: str, *, installed: bool, interpret: bool, gpu: bool) -> 
     return wanted or ("triton" if can_run else "torch")
 
 
+settle_vml()
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 PATH = choose_path(
