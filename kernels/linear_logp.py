@@ -324,10 +324,9 @@ def _softmax_(z: Tensor, temperature: float) -> Tensor:
 
 
 def _target_logp(p: Tensor, h: Tensor, w: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """Log-probs of targets y (chunk,) from p (chunk, V); rows where p_y underflows are scored again."""
-    p_target = p.gather(1, y[:, None])[:, 0]
-    logp = p_target.log()
-    far = (p_target < 1e-30).nonzero()[:, 0]
+    """Log-probs of targets y (chunk,) from their p (chunk,); rows whose p underflows are scored again."""
+    logp = p.log()
+    far = (p < 1e-30).nonzero()[:, 0]
     if len(far):
         x = (h[far] @ w.T).float() / temperature
         logp[far] = torch.log_softmax(x, dim=1).gather(1, y[far, None])[:, 0]
@@ -345,7 +344,7 @@ def _logp_u(h, w, targets, temperature: float, chunk: int) -> tuple[Tensor, Tens
     for part in parts:
         h_part, y = h[part].to(w_work.dtype), targets[part]
         p = _softmax_(_matmul(h_part, w_work.T, out=buffer[: len(y)]), temperature)  # (chunk, V) fp32
-        logp[part] = _target_logp(p, h_part, w_work, y, temperature)
+        logp[part] = _target_logp(p.gather(1, y[:, None])[:, 0], h_part, w_work, y, temperature)
         mean_w = p.to(w_work.dtype) @ w_work  # (chunk, D), sum_v p_v w_v
         u_part = (w_work[y].float() - mean_w.float()).div_(temperature)
         # lse = x_y - logp and sum_v p_v x_v = h . mean_w / temperature: no further pass over the logits
@@ -375,27 +374,31 @@ def _logp_u_triton(
 
 
 def _logp_torch(h, w, targets, temperature: float, chunk: int) -> tuple[Tensor, Tensor]:
-    """Forward without gradient: logp, entropy, each (N,) fp32."""
+    """Forward without gradient: logp, entropy, each (N,) fp32; logp by the operations of _logp_u, to the bit.
+
+    A start model that is its own reference is then at a distance of exactly 0, which Adam would magnify.
+    """
     N, V = h.shape[0], w.shape[0]
     logp, entropy = torch.empty(2, N, dtype=torch.float32, device=h.device)
     w_work = w.to(_work_dtype(w))
     parts = _chunks(N, chunk, V)
     buffer = _buffer(parts, w)
+    few = max(1, MIN_LOGITS // max(V, 1))  # rows at a time, so that what the passes below read is in cache
+    p_buffer = torch.empty(few, V, dtype=torch.float32, device=w.device)
     for part in parts:
-        x = _matmul(
-            h[part].to(w_work.dtype), w_work.T, out=buffer[: part.stop - part.start]
-        )  # (chunk, V) fp32
-        # A few rows at a time, so that what these seven passes read is in cache.
-        few = max(1, MIN_LOGITS // max(V, 1))
-        rows = zip(x.split(few), *(y[part].split(few) for y in (targets, logp, entropy)), strict=True)
-        for x_few, y, logp_few, entropy_few in rows:
-            if temperature != 1.0:
-                x_few.div_(temperature)
-            x_few.sub_(x_few.amax(dim=1, keepdim=True))
-            e = x_few.exp()
-            s = e.sum(dim=1)
-            logp_few.copy_(x_few.gather(1, y[:, None])[:, 0] - s.log())
-            entropy_few.copy_(s.log() - x_few.mul_(e).sum(dim=1) / s)
+        h_part, y = h[part].to(w_work.dtype), targets[part]
+        x = _matmul(h_part, w_work.T, out=buffer[: len(y)])  # (chunk, V) fp32
+        if temperature != 1.0:
+            x.div_(temperature)
+        x_target = x.gather(1, y[:, None])[:, 0]
+        p_target, mean_x = torch.empty(2, len(y), dtype=torch.float32, device=h.device)
+        for start in range(0, len(y), few):
+            rows = slice(start, min(start + few, len(y)))
+            p = torch.softmax(x[rows], dim=1, out=p_buffer[: rows.stop - start])
+            p_target[rows] = p.gather(1, y[rows, None])[:, 0]
+            mean_x[rows] = x[rows].mul_(p).sum(dim=1)
+        logp[part] = _target_logp(p_target, h_part, w_work, y, temperature)
+        entropy[part] = x_target - logp[part] - mean_x
     return logp, entropy
 
 
