@@ -14,7 +14,7 @@ BESIDE = ("tests", "bench", "assets")  # folders whose files may import everythi
 # nanoplan's files; a lower row never imports a higher one
 ROWS = [
     {"config", "dist", "log", "stats", "trajectory", "reward"},
-    {"model", "lora", "chat", "tokens", "toolcalls", "losses", "batch", "llm", "cache", "draw"},
+    {"model", "lora", "chat", "tokens", "toolcalls", "losses", "preference", "batch", "llm", "cache", "draw"},
     {"weights", "checkpoint", "sampler", "judge", "synth"},
     {"rollout", "critic", "evaluate"},
 ]
