@@ -66,7 +66,7 @@ def pack(
             raise ValueError(
                 f"trajectory {i} starts with a sampled token: nothing predicts it; open with a prompt"
             )
-        lengths[i] = max(t for t, sampled in enumerate(trajectory.sampled) if sampled)
+        lengths[i] = _num_read(trajectory)
         if lengths[i] > max_tokens:
             raise ValueError(
                 f"trajectory {i} has {lengths[i]} tokens, more than max_tokens={max_tokens}; raise it or "
@@ -74,6 +74,40 @@ def pack(
             )
     groups = balance(lengths, max_tokens=max_tokens)
     return [_batch(group, trajectories, advantages, lengths, device) for group in groups]
+
+
+def pack_pairs(
+    pairs: list[tuple[Trajectory, Trajectory]], *, max_tokens: int, device: str | torch.device = "cpu"
+) -> list[Batch]:
+    """Pack pairs as `pack` does, the two of a pair side by side in one micro-batch. Deterministic.
+
+    returns  batches whose sequences are chosen, rejected, chosen, rejected, ...; sequence s is side s % 2 of
+             a pair, and index[s] is 2 * the pair's place in `pairs` + side. advantages are 0
+    raises   ValueError when a pair alone is longer than max_tokens, a side has nothing sampled, or starts
+             with a sampled token
+    """
+    sides = [side for pair in pairs for side in pair]
+    for i, side in enumerate(sides):
+        assert len(side.ids) == len(side.sampled) == len(side.logp)
+        if not any(side.sampled) or side.sampled[0]:
+            fault = "starts with a sampled token" if any(side.sampled) else "has no sampled token"
+            raise ValueError(f"{('chosen', 'rejected')[i % 2]} of pair {i // 2} {fault}; leave the pair out")
+    lengths = {i: _num_read(side) for i, side in enumerate(sides)}
+    both = {i: lengths[2 * i] + lengths[2 * i + 1] for i in range(len(pairs))}
+    longest = max(both, key=both.__getitem__, default=0)
+    if both and both[longest] > max_tokens:
+        raise ValueError(
+            f"pair {longest} has {both[longest]} tokens, more than max_tokens={max_tokens}; raise it"
+        )
+    groups = [
+        [2 * i + side for i in group for side in (0, 1)] for group in balance(both, max_tokens=max_tokens)
+    ]
+    return [_batch(group, sides, [0.0] * len(sides), lengths, device) for group in groups]
+
+
+def _num_read(trajectory: Trajectory) -> int:
+    """Tokens that the trunk reads: all before the last sampled one."""
+    return max(t for t, sampled in enumerate(trajectory.sampled) if sampled)
 
 
 def balance(lengths: dict[int, int], *, max_tokens: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanoplan.batch import balance, pack, pad_micro_batches
+from nanoplan.batch import balance, pack, pack_pairs, pad_micro_batches
 from nanoplan.trajectory import Trajectory
 
 
@@ -110,3 +110,39 @@ def test_dummies_run_forward_and_backward_with_exactly_no_effect():
     assert embed.weight.grad is not None and not embed.weight.grad.any()
     with pytest.raises(ValueError, match="count=0"):
         pad_micro_batches(batches, 0)
+
+
+def test_the_two_of_a_pair_lie_side_by_side():
+    """Catches a pair torn over two micro-batches, its sides swapped, a limit that counts one of them."""
+    pairs = [
+        (trajectory(list(range(1, 3 + i % 5)), [7] * (1 + i % 3)), trajectory([9, 9], [8] * (1 + i % 2)))
+        for i in range(17)
+    ]
+    batches = pack_pairs(pairs, max_tokens=30)
+    assert len(batches) > 3 and max(len(b.ids) for b in batches) <= 30
+    assert sorted(i for b in batches for i in b.index) == list(range(34))
+    for batch in batches:
+        assert [i % 2 for i in batch.index] == [0, 1] * (len(batch.index) // 2)
+        assert batch.index[1::2] == [i + 1 for i in batch.index[::2]]
+        for s, i in enumerate(batch.index):
+            side = pairs[i // 2][i % 2]
+            own = batch.targets[batch.sequence == s].tolist()
+            assert own == [id for id, new in zip(side.ids, side.sampled, strict=True) if new]
+    assert pack_pairs([], max_tokens=9) == []
+
+
+@pytest.mark.parametrize(
+    "bad, match",
+    [
+        ((trajectory([1], [2]), trajectory([1, 2])), "rejected of pair 1 has no sampled token"),
+        ((trajectory([], [2]), trajectory([1], [2])), "chosen of pair 1 starts with a sampled token"),
+        (
+            (trajectory([1] * 9, [2]), trajectory([1] * 9, [2])),
+            "pair 1 has 18 tokens, more than max_tokens=17",
+        ),
+    ],
+)
+def test_a_pair_that_cannot_be_packed_is_an_error(bad, match):
+    """Catches an empty completion with log-prob 0, and a pair cut to fit."""
+    with pytest.raises(ValueError, match=match):
+        pack_pairs([(trajectory([1], [2]), trajectory([1], [3])), bad], max_tokens=17)
