@@ -52,8 +52,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class PlanView:
-    text: str  # the plan through the benchmark's one renderer; all that a judge may read
+    text: str  # the plan through the benchmark's one renderer; all that a judge may read of it
     features: dict[str, float]  # computed from the database, each in [0, 1], higher is better
+    request: str = ""  # what was asked for, in the words the planner got; a judge may read it, too
 
 
 class Env:

@@ -224,7 +224,7 @@ def view(trip: Trip) -> PlanView:
     features = {"wishes": _wishes(trip), "route": _route(trip), "pace": _pace(trip)}
     slack = 1 - trip.cost() / max(trip.request.budget, 1)
     features["budget"] = min(1.0, max(0.0, slack / FULL_SLACK))
-    return PlanView(render(trip), features)
+    return PlanView(render(trip), features, trip.request.query)
 
 
 NO_PLAN = PlanView("No plan.", {"wishes": 0.0, "route": 0.0, "pace": 0.0, "budget": 0.0})
