@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -58,6 +58,10 @@ class _Refused(_Passing):
     """The server answered, but not with what was wanted."""
 
 
+class _Unanswered(_Passing):
+    """The server can't be reached, or a connection ended without an answer."""
+
+
 @dataclass(slots=True)
 class Reply:
     text: str  # what the model wrote besides its calls
@@ -78,7 +82,8 @@ class Endpoint:
     cache        folder of replies; None: every question is asked and paid
     concurrency  requests in flight at once
     timeout_s    of one try, until its last byte
-    retries      tries after the first, on 429, 5xx, timeouts, lost connections and broken or refused replies
+    retries      tries after the first, on 429, 5xx, timeouts, lost connections and broken or refused replies;
+                 a server that left all tries of a question unanswered gets one a question until it answers
     price_in, price_out  US dollars per million tokens of prompt and completion, for `usage`
     extra        more fields of the request's body, such as {"reasoning_effort": "none"} or
                  {"chat_template_kwargs": {"enable_thinking": False}}; None as a value takes a field out
@@ -124,6 +129,7 @@ class Endpoint:
         self._lock = threading.Lock()  # of _usage and _asking
         self._usage: dict[str, float] = dict.fromkeys(USAGE, 0)
         self._asking: dict[str, Future] = {}  # cache key -> the response that a thread is getting
+        self._down = False  # the last question went unanswered
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._http = httpx.Client(
             headers={**headers, "Content-Type": "application/json"},
@@ -182,8 +188,8 @@ class Endpoint:
         def read(response: dict, *, cached: bool, seconds: float) -> Reply:
             reply = read_reply(response, tools=bool(tools), cached=cached, seconds=seconds)
             if schema is not None:
-                reply.text = _unfenced(reply.text)
-                _check_schema(reply.text, schema)
+                reply.text = bare(reply.text)
+                check_schema(reply.text, schema)
             if check is not None:
                 check(reply)
             return reply
@@ -193,6 +199,24 @@ class Endpoint:
         request = {"url": self.url, "body": body, "schema": schema}
         text = json.dumps(request, sort_keys=True, allow_nan=False)
         return self._ask_once(hashlib.sha256(text.encode()).hexdigest(), request, read)
+
+    def chat_many(
+        self, conversations: list[list[dict]], *, seeds: list[int] | None = None, **options
+    ) -> list[Reply | EndpointError]:
+        """`chat` for each of them with the same options, `concurrency` at once; one that fails has its error
+        in the place of its reply."""
+
+        def one(messages: list[dict], seed: int | None) -> Reply | EndpointError:
+            try:
+                return self.chat(messages, seed=seed, **options)
+            except EndpointError as error:
+                return error
+
+        seeds = [None] * len(conversations) if seeds is None else seeds
+        if len(seeds) != len(conversations):
+            raise ValueError(f"{len(seeds)} seeds for {len(conversations)} conversations; give one for each")
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(one, conversations, seeds))
 
     def _ask_once(self, key: str, request: dict, read) -> Reply:
         """The stored reply; else that of a thread that asks the same now; else ask, and store it."""
@@ -233,8 +257,9 @@ class Endpoint:
 
     def _ask(self, body: dict, read) -> tuple[Reply, dict]:
         """Try until a reply passes `read`. Returns it and the server's JSON."""
-        body = dict(body)
-        for tries in range(1, self.retries + 2):
+        body, tries = dict(body), 0
+        while True:
+            tries += 1
             try:
                 return self._try(body, read)
             except _Passing as failure:
@@ -242,13 +267,15 @@ class Endpoint:
             except EndpointError:
                 self._count(failed=1)
                 raise
-            if tries <= self.retries:
-                self._count(retried=1)
-                if isinstance(last, _Refused) and "seed" in body:
-                    body["seed"] += NEXT_SEED
-                time.sleep(self._pause(tries, last.wait_s))
+            if tries > self.retries or self._down:
+                break
+            self._count(retried=1)
+            if isinstance(last, _Refused) and "seed" in body:
+                body["seed"] += NEXT_SEED
+            time.sleep(self._pause(tries, last.wait_s))
+        self._down = isinstance(last, _Unanswered)
         self._count(failed=1)
-        raise EndpointError(f"{last} ({self.retries + 1} tries)")
+        raise EndpointError(f"{last} (tries: {tries})")
 
     def _pause(self, tries: int, wait_s: float | None) -> float:
         """Seconds before try `tries` + 1: what the server asked for and a little more, so that threads don't
@@ -265,10 +292,11 @@ class Endpoint:
             try:
                 status, headers, content = self._send(url, json.dumps(body, allow_nan=False).encode())
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _Passing(f"{url}: {_cause(error)}") from None
+                raise _Unanswered(f"{url}: {_cause(error)}") from None
             finally:
                 seconds = time.monotonic() - start
                 self._count(calls=1, seconds=seconds)
+        self._down = False
         if status != 200:
             text = self._describe(url, status, content)
             if status in RETRIED or status >= 500:
@@ -408,7 +436,7 @@ def _read_json(content: bytes) -> dict:
     return value
 
 
-def _check_schema(text: str, schema: dict) -> None:
+def check_schema(text: str, schema: dict) -> None:
     """Raises ValueError where `text` is no JSON document of the schema."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -419,8 +447,9 @@ def _check_schema(text: str, schema: dict) -> None:
         raise ValueError(f"{json_path(error)}{error.message}"[:MAX_BODY_CHARS])
 
 
-def _unfenced(text: str) -> str:
-    """What stands between the two lines of a Markdown fence, where that is the whole text."""
+def bare(text: str) -> str:
+    """A reply without its thoughts, and without a Markdown fence around all the rest."""
+    text = text.rpartition("</think>")[2] if text.lstrip().startswith("<think>") else text
     fenced = re.fullmatch(r"\s*```[a-zA-Z]*\n(.*)\n```\s*", text, re.DOTALL)
     return fenced.group(1) if fenced else text
 

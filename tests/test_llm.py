@@ -93,7 +93,7 @@ def test_a_slow_answer_is_waited_for():
     with LLMServer(lambda body: Fault(200, body=json.dumps(say("slow")).encode(), delay_s=0.3)) as server:
         assert endpoint(server, timeout_s=5).chat(ASK).seconds > 0.3
         start = time.monotonic()
-        with pytest.raises(EndpointError, match=r"ReadTimeout.*\(2 tries\)"):
+        with pytest.raises(EndpointError, match=r"ReadTimeout.*\(tries: 2\)"):
             endpoint(server, timeout_s=0.1, retries=1).chat(ASK)
         assert time.monotonic() - start < 2
 
@@ -116,7 +116,7 @@ def test_giving_up_says_what_went_wrong():
     # Catches: endless retries; an error text without the last cause; a reply made up.
     with LLMServer(lambda body: Fault(500, body=b"disk full")) as server:
         client = endpoint(server, retries=2)
-        with pytest.raises(EndpointError, match=r"answered 500: disk full \(3 tries\)"):
+        with pytest.raises(EndpointError, match=r"answered 500: disk full \(tries: 3\)"):
             client.chat(ASK)
         assert len(server.bodies) == 3
     assert client.usage["calls"] == 3 and client.usage["retried"] == 2 and client.usage["failed"] == 1
@@ -124,6 +124,43 @@ def test_giving_up_says_what_went_wrong():
         EndpointError, match=r"127.0.0.1.*(ConnectError|RemoteProtocolError|ReadError)"
     ):  # the server is gone now
         client.chat(ASK)
+
+
+def test_a_dead_server_costs_the_full_wait_once():
+    # Catches: a judge that dies in the middle of a run, and every comparison after that waiting for a minute.
+    with LLMServer(lambda body: "back", script=[Fault(reset=True)] * 6) as server:
+        client = endpoint(server, retries=3)
+        for tries in (4, 1, 1):
+            before = len(server.bodies)
+            with pytest.raises(EndpointError, match=rf"\(tries: {tries}\)"):
+                client.chat(ASK)
+            assert len(server.bodies) - before == tries
+        assert client.chat(ASK).text == "back"
+        server.script = [Fault(reset=True)] * 2
+        assert client.chat(ASK).text == "back"  # it has answered, so it is tried again
+        server.script = [Fault(429, {"Retry-After": "0"})] * 5
+        with pytest.raises(EndpointError, match="429"):
+            client.chat(ASK)
+        assert client.chat(ASK).text == "back"  # busy is not dead
+
+
+def test_many_at_once_keep_their_places():
+    # Catches: replies in the order of arrival; one failure that loses its neighbours.
+    def answer(body):
+        n = body["seed"]
+        time.sleep(0.05 * (3 - n))
+        return Fault(400) if n == 1 else body["messages"][0]["content"] + str(n)
+
+    with LLMServer(answer) as server:
+        client = endpoint(server, concurrency=2)
+        asked = [[{"role": "user", "content": text}] for text in "abcd"]
+        replies = client.chat_many(asked, seeds=[0, 1, 2, 3], temperature=0.0)
+        assert isinstance(replies[1], EndpointError) and server.in_flight == 2
+        assert [reply.text for i, reply in enumerate(replies) if i != 1] == ["a0", "c2", "d3"]
+        assert {body["temperature"] for body in server.bodies} == {0.0}
+        assert client.chat_many([]) == []
+        with pytest.raises(ValueError, match="1 seeds for 2 conversations"):
+            client.chat_many([ASK, ASK], seeds=[0])
 
 
 def test_retry_after():
@@ -164,7 +201,7 @@ def test_a_refused_reply_is_asked_again_and_never_stored(tmp_path):
         assert len(server.bodies) == 3
     assert client.usage["prompt_tokens"] == 3 * PROMPT_TOKENS  # refused replies cost as much
     with LLMServer(lambda body: "bad") as server:
-        with pytest.raises(EndpointError, match=r"wanted good, not bad \(4 tries\)"):
+        with pytest.raises(EndpointError, match=r"wanted good, not bad \(tries: 4\)"):
             endpoint(server, cache=tmp_path).chat(ASK, check=check)
         assert len(server.bodies) == 4
 
@@ -186,9 +223,11 @@ def test_schemas_are_sent_or_left_out_and_checked_both_times():
     # Catches: a server that ignores response_format and is believed; NaN; a fence that fails every reply.
     for sent in (True, False):
         replies = ["no json", '{"score": "4"}', '{"score": NaN}', "{}", '```json\n{"score": 4}\n```']
-        with LLMServer(script=replies) as server:
-            reply = endpoint(server, retries=4, send_schema=sent).chat(ASK, schema=SCORE)
-            assert json.loads(reply.text) == {"score": 4} and len(server.bodies) == 5
+        with LLMServer(script=[*replies, '<think>\n\n</think>\n\n{"score": 3}']) as server:
+            client = endpoint(server, retries=4, send_schema=sent)
+            assert json.loads(client.chat(ASK, schema=SCORE).text) == {"score": 4}
+            assert len(server.bodies) == 5
+            assert json.loads(client.chat(ASK, schema=SCORE).text) == {"score": 3}
         form = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": SCORE}}
         assert server.bodies[0].get("response_format") == (form if sent else None)
 
