@@ -16,7 +16,7 @@ ROWS = [
     {"config", "dist", "log", "stats", "trajectory", "reward"},
     {"model", "lora", "chat", "tokens", "toolcalls", "losses", "preference", "batch", "llm", "cache", "draw"},
     {"weights", "checkpoint", "sampler", "judge", "synth"},
-    {"rollout", "critic", "evaluate"},
+    {"rollout", "critic", "critique", "advice", "remote", "evaluate", "pairs", "reference"},
 ]
 OTHERS = {  # floor -> what it may import besides the standard library and nanoplan's own floors
     "kernels": {"torch", "triton"},
