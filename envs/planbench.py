@@ -9,6 +9,7 @@ Benchmark: PlanBench (arXiv:2206.10498); github.com/karthikv792/LLMs-Planning b0
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from envs.base import Env, Message, PlanView, Task, Verdict, clip
 from envs.blocks import optimal_plan
@@ -128,11 +129,13 @@ class PlanBench(Env):
 
     reference  a valid plan, the stored one or a shortest; extra steps count from its length
     stratum    "4 blocks, 6 steps": what sampling and tables are stratified by
+    extractor  what `verify` reads the plan with: "strict", or "official", the benchmark's own extraction
     """
 
     def __init__(self, task: Task, source: Slice, problem: Problem, reference: list[Step], prompt: str):
         super().__init__(task, [])
         self.source, self.problem, self.reference, self.prompt = source, problem, reference, prompt
+        self.extractor = "strict"
         self.stratum = f"{len(problem.objects)} blocks, {len(reference)} steps"
 
     def reset(self) -> list[Message]:
@@ -140,8 +143,11 @@ class PlanBench(Env):
         return [Message("system", SYSTEM), Message("user", self.prompt)]
 
     def reading(self) -> Reading:
-        """The answer as `verify` reads it, with what was dropped."""
-        return read_strict(plan_text(self.answer_text), self.source.config)
+        """The answer as `verify` reads it; what was dropped is told by the strict extractor only."""
+        text = plan_text(self.answer_text)
+        if self.extractor == "official":
+            return Reading(read_official(text, self.source.config, self.source.domain))
+        return read_strict(text, self.source.config)
 
     def verify(self) -> Verdict:
         reading = self.reading()
@@ -210,9 +216,9 @@ def verdict(problem: Problem, reading: Reading, run: Run, config: Config) -> Ver
         reasons.append("executable: there is no plan to execute")
     if run.why:
         step = reading.steps[run.executed]
-        line = reading.lines[run.executed]
+        line = f", line {reading.lines[run.executed]}" if reading.lines else ""  # else of the official reader
         why = clip(run.why, 100)
-        reasons.append(f"executable: step {run.executed + 1} ({' '.join(step)}), line {line}: {why}")
+        reasons.append(f"executable: step {run.executed + 1} ({' '.join(step)}){line}: {why}")
     if run.unmet:
         unmet = ", ".join(config.predicates[atom[0]].format(*_names(atom, config)) for atom in run.unmet)
         reasons.append(clip(f"goal: not reached: {unmet}", 200))
@@ -291,6 +297,7 @@ def load(
     seed: int = 0,
     shots: int = 1,
     blocks: tuple[int, ...] | None = None,
+    extractor: Literal["strict", "official"] = "strict",
 ) -> list[PlanBench]:
     """One environment per instance of a config ("blocksworld", "mystery_blocksworld_3", "blocksworld_hard")
     or of several ("blocksworld_3+blocksworld").
@@ -299,8 +306,11 @@ def load(
     n       that many, stratified by number of blocks and length of the shortest plan; None: all, in order
     shots   1: the instance before is the solved example (ids from 2); 0: zero-shot (ids from 1)
     blocks  only instances with one of these numbers of blocks; None: all
+    extractor  what `verify` reads plans with; `official` always uses the benchmark's
     raises  ValueError naming file, line or key of what cannot be read
     """
+    if extractor not in ("strict", "official"):
+        raise ValueError(f"extractor={extractor!r}, choose strict or official")
     if shots not in (0, 1):
         raise ValueError(f"shots={shots}, PlanBench's prompts have 0 or 1")
     envs = [env for name in split.split("+") for env in _load_slice(open_slice(name, Path(data)), shots)]
@@ -308,6 +318,8 @@ def load(
         envs = [env for env in envs if len(env.problem.objects) in blocks]
         if not envs:
             raise ValueError(f"blocks={blocks}: no instance of {split} has so many")
+    for env in envs:
+        env.extractor = extractor
     if n is None:
         return envs
     return [envs[i] for i in stratified([env.stratum for env in envs], n, seed=seed)]

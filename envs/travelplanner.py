@@ -12,6 +12,7 @@ Benchmark: TravelPlanner (arXiv:2402.01622).
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 from envs.base import Env, Message, PlanView, Task, Verdict
 from envs.strata import stratified
@@ -25,7 +26,7 @@ from envs.travelplanner_data import (
     read_jsonl,
     read_records,
 )
-from envs.travelplanner_official import COMMONSENSE, HARD, failed, official
+from envs.travelplanner_official import COMMONSENSE, HARD, applicable, failed, official
 from envs.travelplanner_plan import NO_PLAN, Trip, parse_answer, resolve, view
 from envs.travelplanner_strict import strict
 from envs.travelplanner_tools import TOOLS, search, table
@@ -113,6 +114,22 @@ class TravelPlanner(Env):
             _, checks, severity, reasons = _strict(query, self.answer_text, self.data)
         checks = {check: holds is not False for check, holds in checks.items()}
         return Verdict(all(checks.values()), checks, severity, reasons)
+
+    def official(self) -> dict[str, bool | None] | None:
+        """The official checks of the final answer, "delivered" and "pass"; None in cmdpo mode, whose answers
+        are no plans of the benchmark's form."""
+        if self.mode == "cmdpo":
+            return None
+        scored = score(self, self.answer_text)["official"]
+        return {name: value for name, value in scored.items() if name != "reasons"}
+
+    def facts(self) -> dict:
+        """What `metrics` needs of this request beside the checks: the hard constraints that it has, and
+        whether the strict reading finds a plan."""
+        wanted = [check for check, has in applicable(self.structured()).items() if has]
+        if self.mode == "cmdpo":
+            return {"applicable": wanted}
+        return {"applicable": wanted, "delivered": score(self, self.answer_text)["strict"]["delivered"]}
 
     def staged(self, weights: dict[str, float] | None = None) -> float:
         """The staged reward of the final answer; see staged_reward. Not for CM-DPO's schema."""
@@ -212,6 +229,37 @@ def cmdpo_rates(scores: list[dict]) -> dict[str, float]:
     }
 
 
+def metrics(items: list[dict]) -> dict[str, dict[str, float]]:
+    """The benchmark's rates of stored items (eval.py's items.jsonl), official and strict; in cmdpo mode
+    CM-DPO's two instead.
+
+    Divides by the official fixed numbers where the items are the whole split, once or several times over,
+    else by those of the items.
+    """
+    if all("delivered" not in item.get("facts", {}) for item in items):
+        return {"cmdpo": cmdpo_rates([item["strict"] for item in items])}
+    trials: dict[int, list[dict]] = {}
+    for item in items:
+        trials.setdefault(item.get("trial", 0), []).append(item)
+    split = items[0]["id"].partition("/")[0]
+    whole = split if split in SIZES and len(items) == len(trials) * SIZES[split][0] else None
+    found = {}
+    for name, scores_of in (("official", _stored_official), ("strict", _stored_strict)):
+        each = [rates([scores_of(item) for item in part], split=whole) for part in trials.values()]
+        found[name] = {rate: sum(row[rate] for row in each) / len(each) for rate in each[0]}
+    return found
+
+
+def _stored_official(item: dict) -> dict:
+    return item["official"]
+
+
+def _stored_strict(item: dict) -> dict:
+    """The "strict" part of score() again: a wish that the query does not have is None."""
+    lacking = set(HARD) - set(item["facts"]["applicable"])
+    return {"delivered": item["facts"]["delivered"], **item["strict"], **dict.fromkeys(lacking)}
+
+
 _SETS = (("commonsense", COMMONSENSE), ("hard", HARD))
 STAGES = {"schema": 0.25, "micro": 0.25, "macro": 0.25, "final": 0.25}  # ours; a curriculum changes them
 
@@ -265,8 +313,8 @@ def load(
     *,
     n: int | None = None,
     seed: int = 0,
-    mode: str = "tools",
-    tables: str | Path | None = None,
+    mode: Literal["tools", "sole", "cmdpo"] = "tools",
+    tables: str | None = None,
 ) -> list[TravelPlanner]:
     """One environment per query of a split ("train", "validation", "test").
 

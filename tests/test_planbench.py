@@ -410,6 +410,22 @@ def test_official_extraction_with_its_quirks(env, name):
     assert read_official(answer, env.source.config, env.source.domain) == steps
 
 
+def test_the_extractor_that_verifies_is_a_choice(world):
+    # Catches: an option that changes nothing, one that changes the official column too, and a reason that
+    # asks the official reading for lines it has not.
+    (strict, *_), (official, *_) = (
+        planbench.load("blocksworld", world, extractor=extractor) for extractor in ("strict", "official")
+    )
+    for env in (strict, official):
+        env.step(strict.gold() + "\n[PLAN END]\n" + strict.gold(), [])
+    assert strict.verify().passed and not official.verify().passed
+    assert "line" not in official.verify().reasons[0] and "executable: step" in official.verify().reasons[0]
+    assert strict.official() == official.official()
+    assert official.fork().extractor == "official"
+    with pytest.raises(ValueError, match="extractor='regex', choose strict or official"):
+        planbench.load("blocksworld", world, extractor="regex")
+
+
 def test_official_mystery_and_empty_answers(world, env):
     # Catches: quirks of Blocksworld's names applied to Mystery; an empty answer counted as wrong.
     mystery = planbench.load("mystery_blocksworld", world)[0]

@@ -396,6 +396,37 @@ def test_rates_divide_by_the_fixed_numbers():
         planner.rates([good] * 46, split="train")
 
 
+def test_stored_items_give_the_benchmarks_rates(envs, world):
+    # Bug: wishes a query does not have counted as held, trials that enlarge the benchmark's denominator, or
+    # a rate that needs more than the stored items.
+    def item(env, answer, trial=0):
+        env.answer(answer)
+        verdict = env.verify()
+        strict = {**verdict.checks, "pass": verdict.passed, "reasons": verdict.reasons}
+        facts = {"official": env.official(), "strict": strict, "facts": env.facts()}
+        return json.loads(json.dumps({"id": env.task.id, "trial": trial, **facts}))
+
+    answers = [json.dumps(envs[0].gold), "no plan", json.dumps(envs[1].gold[:1])]
+    items = [item(env, answer) for env, answer in zip((envs[0], envs[1], envs[1]), answers, strict=True)]
+    found = planner.metrics(items)
+    scores = [planner.score(env, a) for env, a in zip((envs[0], envs[1], envs[1]), answers, strict=True)]
+    for name in ("official", "strict"):
+        assert found[name] == planner.rates([scored[name] for scored in scores])
+    assert found["strict"]["hard_micro"] < 1 and found["official"]["delivery"] == pytest.approx(2 / 3)
+    whole = [item(envs[0], answers[0]) for _ in range(45)]
+    assert planner.metrics(whole)["strict"]["commonsense_micro"] == 1.0
+    assert planner.metrics(whole)["official"]["hard_micro"] == pytest.approx(
+        45 * len(items[0]["facts"]["applicable"]) / 105
+    )
+    twice = [row | {"trial": k} for row in items for k in (0, 1)]
+    assert planner.metrics(twice) == found
+    cmdpo = planner.load("train", world, mode="cmdpo")[0]
+    assert cmdpo.official() is None
+    assert planner.metrics([item(cmdpo, "<plan>{}</plan>")]) == {
+        "cmdpo": {"pass_rate": 0.0, "decode_rate": 0.0}
+    }
+
+
 def test_staged_reward_counts_each_stage_once(envs):
     # Bug: a wish the query does not have counts as met, or a stage is lost in the mean.
     env = envs[0].fork()
