@@ -39,13 +39,13 @@ from envs.triptailor_data import (
     CATEGORIES,
     CSV_FILES,
     WEEKDAYS,
-    Database,
     Request,
     clock,
     in_part,
     normal,
     parse_request,
 )
+from envs.triptailor_database import Database
 from envs.triptailor_plan import Priced, Trip, resolve
 
 INTENSITY_TEXT = {

@@ -2,31 +2,35 @@
 
 The environment over any folder in TripTailor's layout, official or from envs/trips.py. The official
 repository has no tool-calling agent; the tools are ours after its search classes: JSON in, a JSON list
-out, capped, in a fixed order. Scored by envs/triptailor_verify.py in strict mode.
+out, capped, in a fixed order. Scored by envs/triptailor_verify.py (strict) and envs/triptailor_official.py.
 Benchmark: TripTailor (arXiv:2508.01432).
 """
 
+import heapq
 import json
 import math
 import random
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs import triptailor_official
 from envs.base import Env, Message, PlanView, Task, Tool, Verdict
 from envs.triptailor_data import (
     CATEGORIES,
     WEEKDAYS,
-    Database,
     Place,
     Request,
     clock,
-    database,
     km,
     normal,
     parse_request,
     read_json,
 )
+from envs.triptailor_database import Database, database, information_file
 from envs.triptailor_plan import NO_PLAN, Trip, parse_plan, resolve, view
+from envs.triptailor_text import read_record
 from envs.triptailor_verify import unreadable, verify_strict
 
 SYSTEM = (
@@ -71,7 +75,10 @@ class Output:
     coordinates: bool  # "lat" and "lon" of places
 
 
-def search(data: Database, name: str, arguments: dict, output: Output) -> list[dict]:
+Pool = dict[str, set[str]] | None  # kind -> normal names a plan may use; None: the whole database
+
+
+def search(data: Database, name: str, arguments: dict, output: Output, pool: Pool = None) -> list[dict]:
     """Rows of a tool. Raises ValueError with what to ask instead, for cities, weekdays, categories and
     places that do not exist."""
     limit = min(arguments.get("limit", output.max_rows), output.max_rows)
@@ -79,11 +86,11 @@ def search(data: Database, name: str, arguments: dict, output: Output) -> list[d
         raise ValueError("limit: at least 1")
     if name in ("search_flights", "search_trains"):
         return _rides(data, name, arguments)[:limit]
-    places = _places(data, name, arguments)
+    places = _places(data, name, arguments, pool)
     if arguments.get("near"):
         centre = _centre(data, arguments["city"], arguments["near"])
-        places = sorted(places, key=lambda place: (_far(centre, place), place.name))
-        rows = [{**_row(place, output), "km": round(_far(centre, place), 1)} for place in places[:limit]]
+        places = heapq.nsmallest(limit, places, key=lambda place: (_far(centre, place), place.name))
+        rows = [{**_row(place, output), "km": round(_far(centre, place), 1)} for place in places]
         return [{key: x for key, x in row.items() if x != math.inf} for row in rows]
     return [_row(place, output) for place in places[:limit]]
 
@@ -102,20 +109,28 @@ def _rides(data: Database, name: str, arguments: dict) -> list[dict]:
     return rows
 
 
-def _places(data: Database, name: str, arguments: dict) -> list[Place]:
+def _places(data: Database, name: str, arguments: dict, pool: Pool) -> list[Place]:
     kind = {"search_hotels": "hotel", "search_attractions": "sight", "search_restaurants": "restaurant"}[name]
     city = normal(arguments["city"])
     if city not in data.places[kind]:
         raise ValueError(f"no {kind}s in {arguments['city'][:40]!r}")
     low, high = arguments.get("min_price", 0), arguments.get("max_price", math.inf)
-    places = [place for place in data.places[kind][city] if low <= place.price <= high]
+    places = data.places[kind][city]  # by price
+    prices = (bisect_left(places, low, key=_price), bisect_right(places, high, key=_price))
+    places = places[slice(*prices)]
+    if pool is not None:
+        places = [place for place in places if normal(place.name) in pool[kind]]
     if arguments.get("category"):
         category = arguments["category"].strip().capitalize()
         if category not in CATEGORIES:
             raise ValueError(f"category: one of {', '.join(CATEGORIES)}")
         places = [place for place in places if place.tags == category]
     word = normal(arguments.get("keyword", ""))
-    return [place for place in places if word in normal(f"{place.name} {place.tags}")]
+    return [place for place in places if word in normal(f"{place.name} {place.tags}")] if word else places
+
+
+def _price(place: Place) -> float:
+    return place.price
 
 
 def _centre(data: Database, city: str, near: str) -> Place:
@@ -150,21 +165,24 @@ def _number(price: float) -> int | float:
 class TripTailor(Env):
     """One request. The database is shared with all other environments of the folder, read-only.
 
-    reference  the human's (or heuristic planner's) plan, resolved; None where the record has no
-               readable final_plan_json (the official train.json has none)
-    pool       kind -> normal names that the plan may use; None: the whole database
+    reference  the human's (or heuristic planner's) plan, resolved: the record's final_plan_json, else what
+               envs/triptailor_text.py reads in its final_plan
+    pool       kind -> normal names that the plan may use and the tools show; None: the whole database
     """
 
-    def __init__(self, task: Task, request: Request, data: Database, output: Output, pool=None):
+    def __init__(self, task: Task, request: Request, data: Database, output: Output, pool: Pool = None):
         super().__init__(task, TOOLS)
         self.request, self.data, self.output, self.pool = request, data, output, pool
+        self.calls: dict[str, int] = {}  # tool -> valid calls so far
+        self._scored: tuple[str, triptailor_official.Score | None] | None = None  # of which answer
 
     def reset(self) -> list[Message]:
-        self.answer_text, self.done = "", False
+        self.answer_text, self.done, self.calls = "", False, {}
         return [Message("system", SYSTEM), Message("user", self.request.query)]
 
     def call(self, name: str, arguments: dict) -> str:
-        return to_json(search(self.data, name, arguments, self.output))
+        self.calls = {**self.calls, name: self.calls.get(name, 0) + 1}  # a new one: twins share the old
+        return to_json(search(self.data, name, arguments, self.output, self.pool))
 
     def trip(self) -> Trip:
         """The final answer, resolved. Raises ValueError if it holds no plan."""
@@ -177,24 +195,86 @@ class TripTailor(Env):
             return unreadable(str(error))
         return verify_strict(trip, self.pool)
 
+    def information(self, *sources: str) -> dict | None:
+        """What the request's files hand out: "given_info_data", else "infomation"; None without either."""
+        split, _, pid = self.task.id.rpartition("/")
+        return self.data.information(split, int(pid), **({"sources": sources} if sources else {}))
+
+    def official_score(self) -> triptailor_official.Score | None:
+        """The final answer by the benchmark's evaluator; None where the folder has no information for the
+        request, and so nothing that the evaluator could look names up in."""
+        if self._scored is None or self._scored[0] != self.answer_text:
+            info, request = self.information(), self.request
+            limits = {"days": request.days, "budget": request.budget, "meals": request.meals}
+            score = info and triptailor_official.score(self.answer_text, info, **limits)
+            self._scored = self.answer_text, score or None
+        return self._scored[1]
+
+    def official(self) -> dict[str, bool | None] | None:
+        score = self.official_score()
+        return None if score is None else {**score.checks, "pass": score.passed}
+
+    def facts(self) -> dict:
+        """What envs/triptailor_metrics.py needs of the episode besides its verdicts: JSON values.
+
+        days, calls_by_tool (valid calls), cost (¥ as stated, None if unknown), route_km and
+        reference_route_km (mean legs by triptailor_official.ROUTE_MODES; None where the evaluator gives none)
+        """
+        score = self.official_score()
+        facts = {"days": self.request.days, "calls_by_tool": dict(sorted(self.calls.items()))}
+        facts["cost"] = None if score is None else score.cost
+        facts["route_km"] = None if score is None else score.route_km
+        used = self.information("infomation")
+        try:
+            plan = self.reference_plan()
+        except ValueError:
+            used = None
+        return facts | {"reference_route_km": triptailor_official.route_km(plan, used) if used else None}
+
     def view(self) -> PlanView:
         try:
             return view(self.trip())
         except ValueError:
             return NO_PLAN
 
-    def reference(self) -> Trip:
-        """The record's own plan, resolved. Raises ValueError that names the request if it has none."""
+    def reference_plan(self) -> dict:
+        """The record's own plan as JSON. Raises ValueError that names the request if it has none."""
         text = self.task.data.get("final_plan_json")
-        if not isinstance(text, str):
-            raise ValueError(f"{self.task.id}: no final_plan_json; nothing to compare a plan with")
+        if isinstance(text, str):
+            try:
+                return parse_plan(text)
+            except ValueError as error:
+                raise ValueError(f"{self.task.id}: final_plan_json: {error}") from None
         try:
-            return resolve(parse_plan(text), self.request, self.data)
+            reading = read_record(self.task.data)
+            if reading.plan is None:
+                raise ValueError(f"final_plan cannot be read: {reading.unread[-1]}")
+            return parse_plan(to_json(reading.plan))
         except ValueError as error:
-            raise ValueError(f"{self.task.id}: final_plan_json: {error}") from None
+            reason = f"no final_plan_json; nothing to compare a plan with: {error}"
+            raise ValueError(f"{self.task.id}: {reason}") from None
+
+    def no_reference(self) -> str:
+        """Why reference_plan raises, without the request's name; "" if there is a plan."""
+        try:
+            self.reference_plan()
+        except ValueError as error:
+            return str(error).removeprefix(f"{self.task.id}: ")
+        return ""
+
+    def reference(self) -> Trip:
+        """reference_plan, resolved: of a ride by its number, where its times are not the schedule's."""
+        return resolve(self.reference_plan(), self.request, self.data, by_number=True)
 
     def reference_view(self) -> PlanView:
         return view(self.reference())
+
+
+def with_reference(envs: list[TripTailor]) -> tuple[list[TripTailor], dict[str, int]]:
+    """Those that have a readable reference plan, and why the others have none: reason -> how many."""
+    missing = [env.no_reference() for env in envs]
+    kept = [env for env, reason in zip(envs, missing, strict=True) if not reason]
+    return kept, dict(Counter(filter(None, missing)).most_common())
 
 
 def to_json(value: list | dict) -> str:
@@ -211,16 +291,19 @@ def load(
     max_rows: int = 10,
     hours: bool = True,
     coordinates: bool = False,
-    pool: bool = False,
+    pool: str = "database",
 ) -> list[TripTailor]:
     """One environment per request of a split ("train", "test": the file of that name in `data`).
 
     n            requests drawn without replacement by `seed`, in drawn order; None: all, in file order
     max_rows     rows per tool result at most (official: the 10 nearest restaurants)
     hours, coordinates   whether sights show opening hours, places their coordinates
-    pool         plans may use only the request's candidates in given_info_data.json
+    pool         what tools show and strict scoring accepts: "database", or "request": the request's
+                 candidates in given_info_data.json (another split's: given_info_data_SPLIT.json)
     raises       ValueError naming file, row, field and value of what cannot be read
     """
+    if pool not in ("database", "request"):
+        raise ValueError(f"pool={pool!r}, wanted database or request")
     folder = Path(data)
     path = folder / f"{split}.json"
     records = read_json(path, list)
@@ -228,30 +311,33 @@ def load(
         raise ValueError(f"n={n}, {path} has {len(records)} requests; choose 1 to {len(records)}")
     order = range(len(records)) if n is None else random.Random(seed).sample(range(len(records)), n)
     shared, output = database(folder), Output(max_rows, hours, coordinates)
-    pools = read_json(folder / "given_info_data.json", dict) if pool else {}
-    envs = []
+    envs, rows = [], {}
     for i in order:
         where = f"{path} row {i + 1}"
         if not isinstance(records[i], dict):
             raise ValueError(f"{where} is a {type(records[i]).__name__}, wanted an object")
         request = parse_request(records[i], split=split, where=where)
-        names = pool_names(pools, str(records[i]["pid"]), where=where) if pool else None
+        if request.id in rows:
+            raise ValueError(f"{where}: pid {records[i]['pid']} is that of row {rows[request.id]} too")
+        rows[request.id] = i + 1
+        names = request_pool(shared, request, where=where) if pool == "request" else None
         envs.append(TripTailor(Task(request.id, records[i]), request, shared, output, names))
     return envs
 
 
-def pool_names(pools: dict, pid: str, *, where: str) -> dict[str, set[str]]:
-    """Kind -> normal names in given_info_data.json[pid]; the hotels lie under "hotels" or "hotel"."""
-    given = pools.get(pid)
+def request_pool(data: Database, request: Request, *, where: str) -> dict[str, set[str]]:
+    """Kind -> normal names of a request's candidates. Raises ValueError naming the file that lacks them."""
+    split, _, pid = request.id.rpartition("/")
+    given = data.information(split, int(pid), sources=("given_info_data",))
     if not isinstance(given, dict):
-        raise ValueError(f"{where}: pid {pid} is not in given_info_data.json; load with pool=False")
-    rows = {
-        "hotel": given.get("hotels", given.get("hotel", [])),
-        "sight": given.get("attractions", []),
-        "restaurant": given.get("restaurants", []),
-    }
-    keys = ("Hotel Name", "name_en", "poiName", "name")
-    return {
-        kind: {normal(row[key]) for row in found for key in keys if isinstance(row.get(key), str)}
-        for kind, found in rows.items()
-    }
+        file = data.folder / information_file("given_info_data", split)
+        raise ValueError(f"{where}: {file} has no object for pid {pid}; load with pool='database'")
+    names = {}
+    for kind, keys in triptailor_official.LISTS.items():
+        found = next((given[key] for key in keys if key in given), None)
+        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            file = information_file("given_info_data", split)
+            raise ValueError(f"{where}: {file} {pid} has no list {' or '.join(keys)}; fix the file")
+        texts = (row.get(key) for row in found for key in triptailor_official.NAME_KEYS[kind])
+        names[kind] = {normal(text) for text in texts if isinstance(text, str)}
+    return names

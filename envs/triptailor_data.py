@@ -1,8 +1,9 @@
-"""TripTailor's files as records: the requests of a split, and one read-only database of places and rides.
+"""TripTailor's files as records: the requests of a split, and the rows of places and rides.
 
 Reads the official layout (database_EN: train.json, test.json, five CSV files, two JSON pools), which
-envs/trips.py writes too. Rows whose name or price is empty are left out, as the official loaders do;
-a cell that is there and wrong is an error that names file, row and field.
+envs/trips.py writes too. Hotels and restaurants whose name or price is empty are left out, as by the
+official loaders, which show a sight without a price as free; a cell that is there and wrong is an error that
+names file, row and field.
 Format: TripTailor (arXiv:2508.01432), github.com/swxkfm/TripTailor 9db474b.
 """
 
@@ -111,14 +112,20 @@ def km(a: Place, b: Place) -> float:
 class Rows:
     """The rows of one CSV file, with errors that name file, row and field (the header is row 1)."""
 
-    def __init__(self, path: Path):
-        self.path, self.row = path, 1
+    def __init__(self, path: Path, columns: tuple[str, ...]):
+        self.path, self.row, self.columns = path, 1, columns
         if not path.is_file():
-            raise ValueError(f"{path} is missing; a TripTailor folder holds {', '.join(CSV_FILES)}")
+            raise ValueError(f"{path} is missing; a TripTailor folder holds {', '.join(CSV_FILES.values())}")
 
     def __iter__(self):
         with open(self.path, encoding="utf-8-sig", newline="") as file:
-            for self.row, cells in enumerate(csv.DictReader(file), start=2):
+            reader = csv.DictReader(file)
+            missing = [column for column in self.columns if column not in (reader.fieldnames or ())]
+            if missing:
+                found = ", ".join(reader.fieldnames or ["nothing"])[:200]
+                wanted = ", ".join(missing)
+                raise ValueError(f"{self.path} row 1: no column {wanted}; found {found}; fix the header")
+            for self.row, cells in enumerate(reader, start=2):
                 self.cells = cells
                 yield self
 
@@ -164,19 +171,28 @@ COLUMNS = {  # kind -> columns of name, city, price, tags, duration, hours
     "restaurant": ("name", "real_city", "avg_price", "small_cate", "", ""),
 }
 
+FLIGHT_COLUMNS = (
+    *("Departure City", "Arrival City", "Flight Number", "Departure Time", "Arrival Time", "Price"),
+    *WEEKDAYS,
+)
+TRAIN_COLUMNS = (
+    *("Train_Number", "Station_Number", "Station_Name", "Arrival_Time", "Departure_Time"),
+    *("Second_Class_Price", "First_Class_Price"),
+)
+
 
 def read_places(path: Path, kind: str) -> list[Place]:
     """All usable rows of accommodations.csv, attractions.csv or restaurants.csv, in file order."""
     name, city, price, tags, duration, hours = COLUMNS[kind]
     places = []
-    for row in Rows(path):
-        if row.text(name) == "" or row.text(price) == "":
+    for row in Rows(path, tuple(filter(None, (*COLUMNS[kind], "latitude", "longitude")))):
+        if row.text(name) == "" or (row.text(price) == "" and kind != "sight"):
             continue
         place = Place(
             kind,
             row.text(name),
             row.text(city),
-            row.number(price),
+            row.number(price, empty=0.0),
             row.number("latitude", low=-90, high=90, empty=math.nan),
             row.number("longitude", low=-180, high=180, empty=math.nan),
             row.text(tags),
@@ -189,7 +205,7 @@ def read_places(path: Path, kind: str) -> list[Place]:
 
 def read_flights(path: Path) -> list[Ride]:
     flights = []
-    for row in Rows(path):
+    for row in Rows(path, FLIGHT_COLUMNS):
         depart, arrive = row.time("Departure Time"), row.time("Arrival Time")
         flight = Ride(
             "flight",
@@ -216,7 +232,7 @@ class TrainStop:
 def read_trains(path: Path) -> dict[str, list[TrainStop]]:
     """Train number -> stops in station order."""
     trains = defaultdict(list)
-    for row in Rows(path):
+    for row in Rows(path, TRAIN_COLUMNS):
         ends = {"departure station", "terminal station", ""}
         times = [None if row.text(f) in ends else row.time(f) for f in ("Arrival_Time", "Departure_Time")]
         fares = (row.number("Second_Class_Price", empty=-1.0), row.number("First_Class_Price", empty=-1.0))
@@ -224,75 +240,6 @@ def read_trains(path: Path) -> dict[str, list[TrainStop]]:
         trains[row.text("Train_Number")].append((row.number("Station_Number", low=1), stop))
     in_order = {number: sorted(stops, key=lambda pair: pair[0]) for number, stops in trains.items()}
     return {number: [stop for _, stop in stops] for number, stops in in_order.items()}
-
-
-class Database:
-    """All places and rides of a folder, indexed once and never changed: environments share it.
-
-    places[kind][city]       list of Place by ascending price, then name; city as normal() writes it
-    named(kind, city, name)  the places of that exact (normal) name; names may repeat in a city
-    rides(origin, dest)      trains and flights by ascending fare, then number
-    """
-
-    def __init__(self, folder: Path):
-        folder = Path(folder)
-        self.places: dict[str, dict[str, list[Place]]] = {}
-        self._named: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
-        for kind in COLUMNS:
-            cities = self.places[kind] = defaultdict(list)
-            for place in read_places(folder / CSV_FILES[kind], kind):
-                cities[normal(place.city)].append(place)
-                self._named[kind, normal(place.city), normal(place.name)].append(place)
-            for places in cities.values():
-                places.sort(key=lambda place: (place.price, place.name))
-        self._flights = defaultdict(list)
-        for flight in read_flights(folder / CSV_FILES["flight"]):
-            self._flights[normal(flight.origin), normal(flight.destination)].append(flight)
-        self._trains = read_trains(folder / CSV_FILES["train"])
-        self._rides: dict[tuple[str, str], list[Ride]] = {}
-
-    def named(self, kind: str, city: str, name: str) -> list[Place]:
-        return self._named.get((kind, normal(city), normal(name)), [])
-
-    def rides(self, origin: str, destination: str) -> list[Ride]:
-        pair = normal(origin), normal(destination)
-        if pair not in self._rides:
-            trains = [self._train(number, origin, destination) for number in self._trains]
-            rides = self._flights.get(pair, []) + [train for train in trains if train is not None]
-            self._rides[pair] = sorted(rides, key=lambda r: (r.fares[0], r.number, r.depart))
-        return self._rides[pair]
-
-    def _train(self, number: str, origin: str, destination: str) -> Ride | None:
-        """The ride between the first stop of each city, or None. Cumulative prices are not always
-        monotone officially; a ride whose fare is not positive is left out."""
-        stops = self._trains[number]
-        start = next((i for i, stop in enumerate(stops) if serves(stop.station, origin)), None)
-        end = next((i for i, stop in enumerate(stops) if serves(stop.station, destination)), None)
-        if start is None or end is None or start >= end:
-            return None
-        first, last = stops[start], stops[end]
-        fares = tuple(b - a for a, b in zip(first.fares, last.fares, strict=True) if min(a, b) >= 0 and b > a)
-        if first.depart is None or last.arrive is None or not fares:
-            return None
-        arrive = last.arrive + 1440 * (last.arrive <= first.depart)
-        return Ride("train", number, origin, destination, first.depart, arrive, fares, (True,) * 7)
-
-
-def serves(station: str, city: str) -> bool:
-    """Whether a station (normal name) is the city's: it begins with the city's name as whole words. The
-    official rule, "contains", also gives "Chuxuzhou" to Xuzhou; both give "Suzhou East" to Suzhou."""
-    return f"{station} ".startswith(f"{normal(city)} ")
-
-
-def database(folder: Path) -> Database:
-    """The Database of a folder, read again only when one of its files has changed."""
-    files = [Path(folder).resolve() / name for name in CSV_FILES.values()]
-    return _database(files[0].parent, tuple(f.stat().st_mtime_ns if f.is_file() else 0 for f in files))
-
-
-@lru_cache(maxsize=4)
-def _database(folder: Path, _changed: tuple[int, ...]) -> Database:
-    return Database(folder)
 
 
 def read_json(path: Path, kind: type) -> list | dict:

@@ -1,6 +1,7 @@
 """A TripTailor plan as data: read from an answer, resolved against the database, shown to a judge.
 
-Nothing in a plan is trusted: what is shown and measured comes from the database (prices, names, times).
+Nothing in a plan is trusted: what is shown and measured comes from the database (prices, names, times). Of
+what is not there no word is shown, so that no text in a plan can speak to a judge.
 """
 
 import json
@@ -12,12 +13,15 @@ from itertools import pairwise
 import jsonschema
 
 from envs.base import PlanView, clip, json_path
-from envs.triptailor_data import Database, Place, Request, Ride, clock, in_part, km, minutes, normal
+from envs.triptailor_data import Place, Request, Ride, clock, in_part, km, minutes, normal
+from envs.triptailor_database import Database
 
 MAX_ANSWER_CHARS = 20_000  # of a final answer; ours
 PRICE_TOLERANCE = 1.0  # ¥ a stated price may differ from the database's; ours
 ROUTE_KM = 8.0  # km per leg at which the route feature falls to 1/e; ours
 FULL_SLACK = 0.3  # share of the budget left over that scores 1; ours
+MAX_NAME_CHARS = 160  # of a name or its tags in a view; ours
+UNKNOWN = "a name that is not in the database"  # what a judge reads instead of a model's own words
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 120}
 _PRICE = {"type": "number", "minimum": 0, "maximum": 1e6}
@@ -136,9 +140,13 @@ def slot(text: str) -> tuple[int | None, int | None]:
     return start, end
 
 
-def resolve(plan: dict, request: Request, database: Database) -> Trip:
+def resolve(plan: dict, request: Request, database: Database, *, by_number: bool = False) -> Trip:
     """A Trip from a plan that meets PLAN_SCHEMA. Of places with one name in one city, the one whose
-    price is nearest to the stated one."""
+    price is nearest to the stated one.
+
+    by_number  a ride whose times or weekday are not the database's is the first of its mode and number; for
+               the human plans, whose times differ from the schedule's now and then
+    """
 
     def priced(kind, name, stated, time="", day=0):
         found = database.named(kind, request.destination, name)
@@ -149,7 +157,7 @@ def resolve(plan: dict, request: Request, database: Database) -> Trip:
     rides = []
     ways = (request.origin, request.destination), (request.destination, request.origin)
     for entry, way, weekday in zip(plan["transportation"], ways, request.weekdays, strict=True):
-        found = _ride(entry, database.rides(*way), weekday)
+        found = _ride(entry, database.rides(*way), weekday, by_number=by_number)
         rides.append(Priced("ride", entry["price"], entry["number"], found, *slot(entry["time"])))
     kinds = {"sightseeing": "sight", "dining": "restaurant"}
     days = {}
@@ -161,22 +169,24 @@ def resolve(plan: dict, request: Request, database: Database) -> Trip:
     return Trip(plan, request, priced("hotel", hotel["name"], hotel["price_per_night"]), rides, days)
 
 
-def _ride(entry: dict, options: list[Ride], weekday: str) -> Ride | None:
+def _ride(entry: dict, options: list[Ride], weekday: str, *, by_number: bool) -> Ride | None:
     """The option that an entry names: its mode ("train" may be a word among others), its number or one
     of the numbers joined by "/", running on the weekday, at these times."""
     mode = "train" if "train" in normal(entry["mode"]).split() else normal(entry["mode"])
     number, (start, end) = normal(entry["number"]), slot(entry["time"])
+    named = []
     for ride in options:
-        named = number in (normal(ride.number), *normal(ride.number).split("/"))
-        timed = (start, end) == (ride.depart, ride.arrive % 1440)
-        if named and timed and ride.mode == mode and ride.runs(weekday):
-            return ride
-    return None
+        if ride.mode == mode and number in (normal(ride.number), *normal(ride.number).split("/")):
+            named.append(ride)
+            if (start, end) == (ride.depart, ride.arrive % 1440) and ride.runs(weekday):
+                return ride
+    return named[0] if named and by_number else None
 
 
 def render(trip: Trip) -> str:
     """The one text of a plan: names, prices, times and tags as the database has them, activities in
-    time order. Own and reference plans go through it, so a judge cannot tell them by their style."""
+    time order. Own and reference plans go through it, so a judge cannot tell them by their style. What the
+    database does not have is shown as UNKNOWN; of the plan's own it keeps numbers alone."""
     request, text = trip.request, []
     for day in range(1, request.days + 1):
         text.append(f"Day {day}")
@@ -193,24 +203,26 @@ def render(trip: Trip) -> str:
 def _ride_line(line: Priced, origin: str, destination: str) -> str:
     ride = line.found
     if ride is None:
-        return f"{origin} to {destination}: {plain(line.name)}, ¥{line.stated:g}"
+        return f"{origin} to {destination}: {UNKNOWN}, ¥{line.stated:g}"
     times = f"{clock(ride.depart)}–{clock(ride.arrive)}"
-    return f"{times} {ride.mode.capitalize()} {ride.number}, {origin} to {destination}, ¥{line.price:g}"
+    return (
+        f"{times} {ride.mode.capitalize()} {plain(ride.number)}, {origin} to {destination}, ¥{line.price:g}"
+    )
 
 
 def _hotel_line(line: Priced) -> str:
     if line.found is None:
-        return f"Hotel: {plain(line.name)}, ¥{line.stated:g} a night"
-    return f"Hotel: {line.found.name} ({line.found.tags}), ¥{line.price:g} a night"
+        return f"Hotel: {UNKNOWN}, ¥{line.stated:g} a night"
+    return f"Hotel: {plain(line.found.name)} ({plain(line.found.tags)}), ¥{line.price:g} a night"
 
 
 def _activity_line(line: Priced) -> str:
     times = "" if line.start is None or line.end is None else f"{clock(line.start)}–{clock(line.end)} "
+    verb = {"sight": "Visit", "restaurant": "Eat at"}[line.kind]
     if line.found is None:
-        return f"{times}{plain(line.name)}, ¥{line.stated:g}"
-    verb = "Visit" if line.found.kind == "sight" else "Eat at"
-    tags = f" ({line.found.tags})" if line.found.tags else ""
-    return f"{times}{verb} {line.found.name}{tags}, ¥{line.price:g}"
+        return f"{times}{verb} {UNKNOWN}, ¥{line.stated:g}"
+    tags = f" ({plain(line.found.tags)})" if line.found.tags else ""
+    return f"{times}{verb} {plain(line.found.name)}{tags}, ¥{line.price:g}"
 
 
 def view(trip: Trip) -> PlanView:
@@ -253,8 +265,8 @@ def stems(wish: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """A model's own words on one line, with nothing that cannot be written as UTF-8."""
-    return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+    """A name on one line of bounded length."""
+    return clip(" ".join(text.split()), MAX_NAME_CHARS)
 
 
 def _route(trip: Trip) -> float:

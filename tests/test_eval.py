@@ -58,8 +58,8 @@ def test_results_follow_from_the_stored_files(flags, tmp_path, capsys):
     results = script.main(model_config(flags, tmp_path / "a"))
     printed = capsys.readouterr().out
     stored = (tmp_path / "a" / "results.json").read_text()
-    assert json.loads(stored) == results and results["official"] is None
-    assert "official scoring is not built" in printed
+    assert json.loads(stored) == results and results["official"]["pass"]["n"] == 3
+    assert "official within_sandbox" in printed and "official scoring is not built" not in printed
     (tmp_path / "a" / "results.json").unlink()
     (tmp_path / "a" / "trajectories.jsonl").rename(tmp_path / "t.jsonl")
     script.main(script.Config(recompute=str(tmp_path / "a")))
@@ -67,7 +67,7 @@ def test_results_follow_from_the_stored_files(flags, tmp_path, capsys):
     assert (tmp_path / "a" / "results.json").read_text() == stored
     assert again in printed and again.count("\n") > CHECKS
     for item, row in zip(lines(tmp_path / "a" / "items.jsonl"), lines(tmp_path / "t.jsonl"), strict=True):
-        assert item["id"] == row["id"] and item["official"] is None and item["strict"]["reasons"]
+        assert item["id"] == row["id"] and not item["official"]["pass"] and item["strict"]["reasons"]
         assert sum(row["sampled"]) == item["tokens_sampled"] > 0
         assert len(row["ids"]) == len(row["sampled"]) == item["tokens_sampled"] + item["tokens_observed"]
     assert results["per_plan"]["tokens_sampled"]["value"] == pytest.approx(

@@ -229,7 +229,7 @@ def test_record_keys_are_the_official_ones(world, slices):
 
 def test_candidates_hold_the_reference(world):
     # Bug: a pool without the places that the reference uses.
-    for env in triptailor.load("test", world, pool=True):
+    for env in triptailor.load("test", world, pool="request"):
         env.step(env.task.data["final_plan_json"], [])
         assert env.verify().passed
         assert len(env.pool["hotel"]) <= 10

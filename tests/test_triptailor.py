@@ -11,7 +11,8 @@ import pytest
 from envs import BENCHMARKS, trips
 from envs.base import MAX_ERROR_CHARS, Call
 from envs.trip_planner import MISTAKES, plan_request, read_results, searches, spoil
-from envs.triptailor_data import CSV_FILES, Place, database, km, minutes, normal, parse_request
+from envs.triptailor_data import CSV_FILES, Place, km, minutes, normal, parse_request
+from envs.triptailor_database import database
 from envs.triptailor_plan import MAX_ANSWER_CHARS, parse_plan, slot
 from envs.triptailor_verify import CHECKS, duration_bounds
 
@@ -420,12 +421,12 @@ def test_flights_only_count_on_their_weekdays(env, good):
 
 
 def test_pool_narrows_the_sandbox(world):
-    # Bug: with pool=True a plan may still use what was not handed to the planner.
-    for env in triptailor.load("test", world, pool=True)[:10]:
+    # Bug: with pool="request" a plan may still use what was not handed to the planner.
+    for env in triptailor.load("test", world, pool="request")[:10]:
         assert judge(env, env.task.data["final_plan_json"]).passed
     env, place = next(
         (env, place)
-        for env in triptailor.load("test", world, pool=True)
+        for env in triptailor.load("test", world, pool="request")
         for place in env.data.places["hotel"][normal(env.request.destination)]
         if normal(place.name) not in env.pool["hotel"]
     )
