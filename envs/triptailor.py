@@ -29,9 +29,12 @@ from envs.triptailor_data import (
     read_json,
 )
 from envs.triptailor_database import Database, database, information_file
+from envs.triptailor_metrics import difficulty, metrics
 from envs.triptailor_plan import NO_PLAN, Trip, parse_plan, resolve, view
 from envs.triptailor_text import read_record
 from envs.triptailor_verify import unreadable, verify_strict
+
+__all__ = ["TOOLS", "Output", "TripTailor", "load", "metrics", "search", "to_json", "with_reference"]
 
 SYSTEM = (
     "You plan trips. First call every search you need. Then answer with one JSON plan and nothing else: "
@@ -230,6 +233,11 @@ class TripTailor(Env):
         except ValueError:
             used = None
         return facts | {"reference_route_km": triptailor_official.route_km(plan, used) if used else None}
+
+    @property
+    def stratum(self) -> str:
+        """easy or hard, for tables by difficulty."""
+        return difficulty({"facts": {"days": self.request.days}})
 
     def view(self) -> PlanView:
         try:
