@@ -13,10 +13,13 @@ BESIDE = ("tests", "bench", "assets")  # folders whose files may import everythi
 
 # nanoplan's files; a lower row never imports a higher one
 ROWS = [
-    {"config", "dist", "log", "stats", "trajectory", "reward"},
+    {"config", "dist", "log", "stats", "trajectory", "reward", "options"},
     {"model", "lora", "chat", "tokens", "toolcalls", "losses", "preference", "batch", "llm", "cache", "draw"},
-    {"weights", "checkpoint", "sampler", "judge", "synth"},
-    {"rollout", "critic", "critique", "advice", "remote", "evaluate", "pairs", "reference"},
+    {
+        "weights", "checkpoint", "sampler", "judge", "judge_stats", "judges", "llm_judge", "local", "reward_model",
+        "synth",
+    },
+    {"rollout", "critic", "critique", "advice", "remote", "evaluate", "anchors", "feedback", "pairs", "reference"},
 ]
 OTHERS = {  # floor -> what it may import besides the standard library and nanoplan's own floors
     "kernels": {"torch", "triton"},
