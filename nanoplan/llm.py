@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -71,6 +72,18 @@ class Reply:
     cached: bool  # from disk, or from another thread that asked the same
     seconds: float  # that the server took; 0.0 if cached
     stop: str  # finish_reason: stop | length | tool_calls | ...; "" where the server doesn't say
+
+
+class ChatModel(Protocol):
+    """What can be asked: an Endpoint, or a model of this process (local.Local)."""
+
+    model: str  # its name
+
+    @property
+    def usage(self) -> dict[str, float]: ...
+    def probe(self) -> None: ...
+    def chat(self, messages: list[dict], **options) -> Reply: ...
+    def chat_many(self, conversations: list[list[dict]], **options) -> list[Reply | EndpointError]: ...
 
 
 class Endpoint:
@@ -309,7 +322,7 @@ class Endpoint:
             self._count(prompt_tokens=prompt, completion_tokens=completion, usd=usd)
             return read(response, cached=False, seconds=seconds), response
         except ValueError as error:
-            raise _Refused(f"{self._describe(url, status, content)}: {error}") from None
+            raise _Refused(f"{url}: {error}; it{self._describe('', status, content)}") from None
 
     def _send(self, url: str, content: bytes) -> tuple[int, httpx.Headers, bytes]:
         """Status, headers and body of one POST, the body read no further than it may be."""
