@@ -78,10 +78,10 @@ class Chat:
 
     # ids
 
-    def open(self, messages: list[Message], tools: Sequence[Tool] = ()) -> list[int]:
-        """Ids of the first prompt: the messages and the generation prompt."""
+    def open(self, messages: list[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> list[int]:
+        """Ids of the first prompt: the messages and, unless prompt is False, the generation prompt."""
         messages, tools, mark = self._tokens.mark(messages, tools)
-        return self._tokens.encode_rendered(self.render(messages, tools, prompt=True), mark)
+        return self._tokens.encode_rendered(self.render(messages, tools, prompt=prompt), mark)
 
     def observe(self, messages: list[Message], *, stopped: bool, tools: Sequence[Tool] = ()) -> list[int]:
         """Ids to append after a model's turn: the rest of its closing, the messages, the next prompt.

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from nanoplan.chat import Chat
-from nanoplan.model import Model, ModelConfig
+from nanoplan.model import Linear, Model, ModelConfig
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+CLASSIFIER = "ForSequenceClassification"  # ends the architecture's name of a folder with a score head
 PIECE = 1 << 20  # elements read or written at once
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -196,9 +197,7 @@ def load_model(
     Memory: the parameters and one piece of a file; the model is built without storage first.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json; a Hugging Face model folder is wanted")
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    config = ModelConfig.from_hf(_read_config(folder))
     if num_ids is not None and not 0 < num_ids <= config.vocab_size:
         raise ValueError(
             f"num_ids={num_ids}: the tokenizer's length, wanted 1 to vocab_size={config.vocab_size}"
@@ -207,15 +206,54 @@ def load_model(
         model = Model(config, checkpointing=checkpointing)
     entries = _find_tensors(folder)
     head = entries.pop("lm_head.weight", None) if config.tied else None
-    wanted = _named_weights(model)
-    _check_names(wanted, entries, where=str(folder))
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
-        _set_parameter(model, name, _read_tensor(entry, torch.empty(entry.shape, dtype=dtype, device=device)))
-    model.tie()
+    _fill(model, entries, folder, dtype, device)
     if head is not None:
         _check_stored_head(model, head)
     model.num_ids = config.vocab_size if num_ids is None else num_ids
     return model
+
+
+def load_scorer(
+    folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Model:
+    """The model of a sequence-classification folder with one label: a trunk, and a `score` head (1, D) in the
+    place of lm_head. What it gives for a row, where a language model gives logits, is its score: (N, 1) fp32.
+
+    raises  ValueError as load_model does, and for a head of more labels
+    """
+    folder = Path(folder)
+    fields = _read_config(folder)
+    names = [name for name in fields.get("architectures") or [] if name.endswith(CLASSIFIER)]
+    if len(names) != 1:
+        raise ValueError(f"{folder}: architectures={fields.get('architectures')}; wanted one ...{CLASSIFIER}")
+    causal = {"architectures": [names[0].removesuffix(CLASSIFIER) + "ForCausalLM"]}
+    config = ModelConfig.from_hf(fields | causal | {"tie_word_embeddings": False})
+    entries = _find_tensors(folder)
+    entries.pop("lm_head.weight", None)  # of the model that the trunk was trained from; nothing reads it
+    head = entries.pop("score.weight", None)
+    if head is None or head.shape[:1] != (1,):
+        found = "no score.weight" if head is None else f"a score head of {head.shape[0]} labels"
+        raise ValueError(f"{folder} has {found}; a reward model has one label")
+    with torch.device("meta"):
+        model = Model(config)
+        model.lm_head = Linear(config.hidden_size, 1)
+    _fill(model, entries | {"lm_head.weight": head}, folder, dtype, device)
+    model.num_ids = 1
+    return model
+
+
+def _read_config(folder: Path) -> dict:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json; a Hugging Face model folder is wanted")
+    return json.loads((folder / "config.json").read_text())
+
+
+def _fill(model: Model, entries: dict[str, _Entry], folder: Path, dtype, device) -> None:
+    """Read every parameter of a model without storage from its entry."""
+    _check_names(_named_weights(model), entries, where=str(folder))
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
+        _set_parameter(model, name, _read_tensor(entry, torch.empty(entry.shape, dtype=dtype, device=device)))
+    model.tie()
 
 
 def _check_stored_head(model: Model, head: _Entry) -> None:
