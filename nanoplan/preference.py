@@ -123,7 +123,7 @@ def simpo(pairs: PairLogps, *, beta: float, gamma: float) -> Tensor:
 
 def dpop(pairs: PairLogps, *, beta: float, penalty: float) -> Tensor:
     """-log sigma(beta (D - penalty * max(0, -h_w))): the penalty is inside sigma    (arXiv:2402.13228)"""
-    return -F.logsigmoid(beta * (pairs.delta - penalty * (-pairs.gain_chosen).clamp(min=0)))
+    return -F.logsigmoid(beta * (pairs.delta - penalty * F.relu(-pairs.gain_chosen)))
 
 
 def mmpo(pairs: PairLogps, *, beta: float, gap: Tensor, gamma: float) -> Tensor:
@@ -158,8 +158,9 @@ def alpha_dpo(
 def running_moments(
     old: tuple[float, float] | None, mean: float, std: float, *, momentum: float = 0.9
 ) -> tuple[float, float]:
-    """Exponential averages of a step's mean and std; None starts at the step's own, not at 0."""
-    if old is None:
+    """Exponential averages of a step's mean and std. They start at the first step with a spread, at its own
+    values: policy and reference are equal before the first update, and an average with 0 would blow up z."""
+    if old is None or old[1] == 0:
         return mean, std
     return momentum * old[0] + (1 - momentum) * mean, momentum * old[1] + (1 - momentum) * std
 

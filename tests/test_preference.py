@@ -172,7 +172,18 @@ def test_alpha_dpo_is_constant_where_all_gaps_are():
     loss = p.alpha_dpo(x, beta=2.0, gamma=1.4, alpha=0.5, mean=0.0, std=0.0)
     assert torch.equal(loss, p.simpo(x, beta=2.0, gamma=1.4))
     assert p.running_moments(None, 2.0, 3.0) == (2.0, 3.0)  # not 0.2, 0.3: no start at 0
+    assert p.running_moments((0.0, 0.0), 2.0, 3.0) == (2.0, 3.0)  # nor at a step whose gaps are equal
     assert p.running_moments((2.0, 3.0), 4.0, 1.0) == pytest.approx((2.2, 2.8))
+
+
+def test_dpop_starts_as_dpo():
+    # Catches: a penalty with a slope at the reference itself, penalty times DPO's, in the first update.
+    grads = []
+    for loss in (lambda x: p.dpop(x, beta=0.1, penalty=50.0), lambda x: p.dpo(x, beta=0.1)):
+        x = pair(-10.0, -12.0, -10.0, -12.0)
+        loss(x).sum().backward()
+        grads.append((x.chosen.grad, x.rejected.grad))
+    assert grads[0] == grads[1]
 
 
 def test_no_loss_divides_by_an_empty_completion():
