@@ -72,7 +72,7 @@ def reduce(model: str) -> Build:
 def partial(pointer: str, rows: int, what: str) -> Build:
     how = dict(decode.TILES[2 if pointer == HALF else 4])
     options = {k: how.pop(k) for k in ("num_warps", "num_stages")}
-    types = {name: "*i32" for name in ("lengths_ptr", "slots_ptr", "members_ptr")}
+    types = {name: "*i32" for name in ("lengths_ptr", "slots_ptr", "starts_ptr", "members_ptr")}
     types |= {name: pointer for name in ("q_ptr", "k_ptr", "v_ptr")}
     constants = how | {"PER_KV": 4, "E": 128, "BE": 128, "LOW": decode.LOW, "SPLIT": decode.SPLIT}
     constants |= {"ROWS": rows, "UP": False}

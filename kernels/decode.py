@@ -39,25 +39,35 @@ LOW = -1e30  # stands for -inf: inf - inf never arises
 class Prefix:
     """Keys and values that several rows share, stored once."""
 
-    k: Tensor  # (groups, J, P, E) any strides, last contiguous
-    v: Tensor  # (groups, J, P, E)
+    k: Tensor  # (slots, J, P, E) any strides, last contiguous
+    v: Tensor  # (slots, J, P, E)
     lengths: Tensor  # (groups,) int32, tokens of each prefix, <= P; 0: none
     members: Tensor  # (groups, K) int32, rows of q that share it, padded with -1; no row is in two groups
+    slots: Tensor | None = None  # (groups,) int32, where in k each prefix lies; None: group i in slot i
 
 
 def decode_ref(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, slots: Tensor, prefix: Prefix | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    slots: Tensor,
+    starts: Tensor | None = None,
+    prefix: Prefix | None = None,
 ) -> Tensor:
     """Attention by its definition, row by row, in the inputs' dtype; the meaning of `decode`."""
     out = torch.zeros_like(q)
     owner = {} if prefix is None else _owners(prefix)
     for row in range(q.shape[0]):
-        slot, length = int(slots[row]), int(lengths[row])
-        keys, values = k[slot, :, :length], v[slot, :, :length]  # (J, length, E)
+        slot, start = int(slots[row]), 0 if starts is None else int(starts[row])
+        own = slice(start, start + int(lengths[row]))
+        keys, values = k[slot, :, own], v[slot, :, own]  # (J, length, E)
         if row in owner:
             group, shared = owner[row], int(prefix.lengths[owner[row]])
-            keys = torch.cat([prefix.k[group, :, :shared], keys], dim=1)
-            values = torch.cat([prefix.v[group, :, :shared], values], dim=1)
+            at = group if prefix.slots is None else int(prefix.slots[group])
+            keys = torch.cat([prefix.k[at, :, :shared], keys], dim=1)
+            values = torch.cat([prefix.v[at, :, :shared], values], dim=1)
         if keys.shape[1]:
             heads = q[row].view(keys.shape[0], -1, q.shape[-1])  # (J, H / J, E)
             probs = (heads @ keys.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(dim=-1)
@@ -76,6 +86,7 @@ def _decode_partial(
     v_ptr,  # (slots, J, C, E), strides of k
     lengths_ptr,  # (streams,) int32, cache tokens to attend to
     slots_ptr,  # (streams,) int32, which slot a stream reads
+    starts_ptr,  # (streams,) int32, from which token of it on
     members_ptr,  # (streams, K) int32, rows of q that read it, -1 for none
     m_ptr,  # (R, H, splits) fp32, out: maximum score of the split, log2 units
     s_ptr,  # (R, H, splits) fp32, out: sum of 2^(score - m), 0 where the split is empty
@@ -115,6 +126,7 @@ def _decode_partial(
         q = q.to(tl.float32)
     length = tl.load(lengths_ptr + stream)
     offset = tl.load(slots_ptr + stream).to(tl.int64) * stride_slot + head_kv.to(tl.int64) * stride_head
+    offset += tl.load(starts_ptr + stream).to(tl.int64) * stride_token
     m = tl.full((ROWS,), LOW, tl.float32)
     s = tl.zeros((ROWS,), tl.float32)
     o = tl.zeros((ROWS, BE), tl.float32)
@@ -172,40 +184,46 @@ def _decode_merge(
     tl.store(out_ptr + query * E + e, o.to(out_ptr.dtype.element_ty), mask=e < E)
 
 
-def _partial(q, k, v, lengths, slots, members, partials, first_split: int) -> None:
+def _partial(q, k, v, lengths, slots, starts, members, longest: int, partials, first_split: int) -> None:
     """One launch of _decode_partial over streams (prefixes or suffixes); k and v (slots, J, C, E)."""
     assert k.stride() == v.stride() and k.stride(-1) == 1
     (_, H, E), J = q.shape, k.shape[1]
     streams, K = members.shape
     heads = K * (H // J)
     rows = min(MAX_HEADS, max(16, triton.next_power_of_2(heads)))
-    _decode_partial[streams * triton.cdiv(heads, rows), J, triton.cdiv(k.shape[2], SPLIT)](
-        q, k, v, lengths, slots, members, *partials, H, K, partials[0].shape[2], first_split, *k.stride()[:3],
-        LOG2E / math.sqrt(E), PER_KV=H // J, E=E, LOW=LOW, SPLIT=SPLIT, ROWS=rows, **TILES[k.element_size()],
-        BE=max(16, triton.next_power_of_2(E)), UP=INTERPRET,
+    _decode_partial[streams * triton.cdiv(heads, rows), J, triton.cdiv(longest, SPLIT)](
+        q, k, v, lengths, slots, starts, members, *partials, H, K, partials[0].shape[2], first_split,
+        *k.stride()[:3], LOG2E / math.sqrt(E), PER_KV=H // J, E=E, LOW=LOW, SPLIT=SPLIT, ROWS=rows,
+        **TILES[k.element_size()], BE=max(16, triton.next_power_of_2(E)), UP=INTERPRET,
     )  # fmt: skip
 
 
 def _decode_triton(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, slots: Tensor, prefix: Prefix | None
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, slots: Tensor, starts: Tensor, longest: int, prefix
 ) -> Tensor:
     R, H, E = q.shape
     q = q.contiguous()
     prefix_splits = 0 if prefix is None else triton.cdiv(prefix.k.shape[2], SPLIT)
-    splits = prefix_splits + triton.cdiv(k.shape[2], SPLIT)
+    splits = prefix_splits + triton.cdiv(longest, SPLIT)
     m = torch.empty(R, H, splits, dtype=torch.float32, device=q.device)
     s = torch.zeros_like(m)  # rows without a prefix write nothing in its splits
     partials = m, s, torch.empty(R, H, splits, E, dtype=torch.float32, device=q.device)
     if prefix is not None:
-        every = torch.arange(len(prefix.lengths), dtype=torch.int32, device=q.device)
-        _partial(q, prefix.k, prefix.v, prefix.lengths, every, prefix.members.contiguous(), partials, 0)
-    alone = torch.arange(R, dtype=torch.int32, device=q.device)[:, None]  # each row its own only member
-    _partial(q, k, v, lengths, slots, alone, partials, prefix_splits)
+        where = _count(len(prefix.lengths), q.device) if prefix.slots is None else prefix.slots
+        streams = prefix.lengths, where, torch.zeros_like(where), prefix.members
+        streams = [x.contiguous() for x in streams]
+        _partial(q, prefix.k, prefix.v, *streams, prefix.k.shape[2], partials, 0)
+    alone = _count(R, q.device)[:, None]  # each row its own only member
+    _partial(q, k, v, lengths, slots, starts, alone, longest, partials, prefix_splits)
     out = torch.empty_like(q)
     _decode_merge[(R * H,)](
         *partials, out, splits, E=E, LOW=LOW, BE=max(16, triton.next_power_of_2(E)), num_warps=1
     )
     return out
+
+
+def _count(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, dtype=torch.int32, device=device)
 
 
 @torch.compiler.disable
@@ -216,16 +234,20 @@ def decode(
     lengths: Tensor,
     *,
     slots: Tensor | None = None,
+    starts: Tensor | None = None,
+    longest: int | None = None,
     prefix: Prefix | None = None,
 ) -> Tensor:
     """Attend from one query per row to the row's cached tokens: its prefix's, if it has one, then its own.
 
     q        (R, H, E) queries after RoPE, any float dtype
-    k, v     (slots, J, C, E) the cache, strides equal and the last one 1; H a multiple of J. What lies past a
-             length is not read
+    k, v     (slots, J, C, E) the cache, strides equal and the last one 1; H a multiple of J. What lies
+             outside a row's own tokens is not read
     lengths  (R,) int32, each row's own tokens in the cache, the new one included
     slots    (R,) int32, the cache slot of each row; None: row i reads slot i
-    prefix   keys and values shared by groups of rows, or None
+    starts   (R,) int32, index of each row's first own token in its slot; None: 0
+    longest  no length exceeds it; None: C. It bounds the programs, not what they read
+    prefix   keys and values shared by groups of rows, or None; may lie in the same cache
     returns  (R, H, E); zeros for a row without any token
     raises   ValueError for shapes that do not fit
     """
@@ -236,7 +258,11 @@ def decode(
     if lengths.shape != q.shape[:1]:
         raise ValueError(f"lengths {tuple(lengths.shape)}: wanted ({q.shape[0]},), one per row")
     if slots is None:
-        slots = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
+        slots = _count(q.shape[0], q.device)
     if not runs_triton(q):
-        return decode_ref(q, k, v, lengths, slots=slots, prefix=prefix)
-    return _decode_triton(q, k, v, lengths.int(), slots.int(), prefix) if len(q) else torch.empty_like(q)
+        return decode_ref(q, k, v, lengths, slots=slots, starts=starts, prefix=prefix)
+    if not len(q):
+        return torch.empty_like(q)
+    starts = torch.zeros_like(slots) if starts is None else starts
+    lengths, slots, starts = (x.int().contiguous() for x in (lengths, slots, starts))
+    return _decode_triton(q, k, v, lengths, slots, starts, longest or k.shape[2], prefix)

@@ -1,7 +1,8 @@
-"""The KV cache of the rows being sampled, and the two ways a model attends to it: decode and prefill.
+"""The KV cache of the rows being sampled, and the ways a model attends to it: decode and prefill.
 
-A row's tokens lie in one slot, from index 0 on. Leaves out paging and shared prefixes: a fork copies. Shape
-letters: kernels/__init__.py.
+Token i of a row lies at index i of the row's slot, or, where rows share their first tokens, of the slot of
+one of them. Leaves out paging: a slot has room for max_len tokens, shared or not. Shape letters:
+kernels/__init__.py.
 """
 
 import math
@@ -12,6 +13,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels import runs_triton
+from kernels.decode import Prefix, decode
 
 
 def free_bytes(device: torch.device) -> int:
@@ -48,18 +52,20 @@ class Cache:
                 f"{free / 1e9:.1f} free; lower rows or max_len"
             )
         self.num_slots, self.dtype = rows, dtype
+        # whether decode steps run kernels/decode.py, and forks share tokens
+        self.kernels = runs_triton(torch.empty(0, device=device))
         self.segment_overhead = 400_000 // token_bytes  # tokens read in about 30 us, at 12 GB/s
         shape = (rows, config.num_kv_heads, max_len, config.head_dim)
         self.layers = [
-            (_zeros(shape, dtype, device, by_channel=True), _zeros(shape, dtype, device))
+            (_zeros(shape, dtype, device, by_channel=not self.kernels), _zeros(shape, dtype, device))
             for _ in range(config.num_layers)
         ]
 
-    def copy(self, source: int, target: int, num: int) -> None:
-        """The first `num` tokens of one slot into another."""
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Tokens [start, stop) of one slot into another."""
         for keys, values in self.layers:
-            keys[target, :, :num] = keys[source, :, :num]
-            values[target, :, :num] = values[source, :, :num]
+            keys[target, :, start:stop] = keys[source, :, start:stop]
+            values[target, :, start:stop] = values[source, :, start:stop]
 
 
 def _zeros(shape, dtype, device, *, by_channel: bool = False) -> Tensor:
@@ -156,6 +162,42 @@ class Decode:
         return out if members is None else out[members]
 
 
+class DecodeShared:
+    """As Decode, by kernels/decode.py: tokens that a group of rows shares are read once for all of them.
+
+    A captured CUDA graph keeps shapes, `longest` and `longest_shared`; what the tensors say may change.
+    """
+
+    def __init__(
+        self, cache: Cache, positions: Tensor, starts: Tensor, table: Tensor, *, reach: tuple[int, int]
+    ):
+        """Row i is slot i. Integers on the device:
+
+        positions  (R,) index at which each row's new token is stored
+        starts     (R,) index of each row's first token in its own slot, 0 without a share
+        table      (groups, 2 + K) slot, number of shared tokens, and K rows that read them, -1 for none
+        reach      most tokens that a row attends to, in its own slot and of those it shares
+        """
+        self.cache, self.positions = cache, positions
+        self.longest, self.longest_shared = reach
+        self.slots = torch.arange(len(positions), device=positions.device)
+        self.starts, self.lengths = starts.int(), (positions + 1 - starts).int()
+        self.table = table.int() if len(table) else None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.layers[layer]
+        keys[self.slots, :, self.positions] = k
+        values[self.slots, :, self.positions] = v
+        prefix, table = None, self.table
+        if table is not None:
+            ends = slice(0, self.longest_shared)
+            prefix = Prefix(keys[:, :, ends], values[:, :, ends], table[:, 1], table[:, 2:], table[:, 0])
+        return decode(
+            q, keys, values, self.lengths, slots=self.slots, starts=self.starts, longest=self.longest,
+            prefix=prefix,
+        )  # fmt: skip
+
+
 @dataclass(slots=True)
 class Piece:
     """Tokens of one row inside a packed prefill."""
@@ -163,6 +205,8 @@ class Piece:
     slot: int  # cache slot
     cached: int  # tokens of the row that are cached already
     ids: list[int]  # the tokens to cache
+    shared_slot: int = 0  # where the first `shared` of its cached tokens lie instead
+    shared: int = 0
 
 
 class Prefill:
@@ -187,7 +231,7 @@ class Prefill:
             keys[piece.slot, :, piece.cached : end] = rk
             values[piece.slot, :, piece.cached : end] = rv
             if piece.cached:
-                rk, rv = keys[piece.slot, :, :end].contiguous(), values[piece.slot, :, :end]  # (J, C, E)
+                rk, rv = _row(keys, piece, end).contiguous(), _row(values, piece, end)  # (J, C, E)
             J, K = rk.shape[0], q.shape[1] // rk.shape[0]
             rq = q[start:stop].unflatten(1, (J, K)).permute(2, 1, 0, 3)  # (K, J, n, E)
             a = F.scaled_dot_product_attention(
@@ -197,3 +241,9 @@ class Prefill:
             out[start:stop] = a.permute(2, 1, 0, 3).flatten(1, 2)
             start = stop
         return out
+
+
+def _row(cache: Tensor, piece: Piece, end: int) -> Tensor:
+    """Tokens [0, end) of a piece's row, (J, end, E), from a layer's keys or values."""
+    own = cache[piece.slot, :, piece.shared : end]
+    return torch.cat([cache[piece.shared_slot, :, : piece.shared], own], 1) if piece.shared else own

@@ -9,25 +9,31 @@ On a CPU a step costs what its rows and their lengths cost: attention reads runs
 up to the longest row in it. On CUDA a step runs all slots up to the highest one named, in a few fixed shapes,
 each captured once as a CUDA graph; slots that were not named compute something that nobody reads.
 
-Leaves out: stop tokens, budgets and text (rollout.py), speculative decoding, paging. Forks copy their prefix.
-Shape letters: kernels/__init__.py.
+Where the kernels run, rows that were forked share the tokens up to the first fork: these stay in one slot and
+are read once for all of them. What follows is each row's own; a later fork copies that, and shares on. On a
+CPU a fork copies everything: sharing did not pay (docs/kernels.md).
+
+Leaves out: stop tokens, budgets and text (rollout.py), speculative decoding, paging. Shape letters:
+kernels/__init__.py.
 """
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nanoplan.cache import Cache, Decode, Piece, Prefill, Segment, plan_segments
+from kernels.decode import MAX_HEADS
+from nanoplan.cache import Cache, Decode, DecodeShared, Piece, Prefill, Segment, plan_segments
 from nanoplan.draw import draw, id_hashes, noise_keys
 
 MASK64 = 2**64 - 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """What the sampler knows of one open row."""
 
@@ -35,10 +41,34 @@ class Row:
     seed: int  # of its noise, in [0, 2**64)
     cached: int  # tokens whose keys and values are cached
     pending: list[int]  # tokens that follow them; never empty
+    shared: "Shared | None" = None  # its first tokens, where it has them in common with others
 
     @property
     def length(self) -> int:
         return self.cached + len(self.pending)
+
+    @property
+    def num_shared(self) -> int:
+        return 0 if self.shared is None else self.shared.length
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """The first tokens of rows that were forked from one another."""
+
+    slot: int  # where they lie; always the slot of one of `rows`
+    length: int  # how many
+    rows: list[Row] = field(default_factory=list)  # that are open
+
+
+class Shape(NamedTuple):
+    """Of a decode step over slots: what a captured graph is good for."""
+
+    width: int  # slots [0, width)
+    longest: int  # tokens of its own slot that a row attends to, at most
+    groups: int = 0  # rows of the table of shared tokens
+    members: int = 0  # K of that table
+    longest_shared: int = 0  # tokens of another slot that a row attends to, at most
 
 
 class Sampler:
@@ -86,8 +116,10 @@ class Sampler:
         self.free_slots = list(range(self.cache.num_slots))  # a heap: lowest first, live rows stay dense
         self.next_handle = 0
         self.first_handle = 0  # of this version of the weights
+        self.most_members = max(1, MAX_HEADS * model.config.num_kv_heads // model.config.num_heads)
+        self.members = 2  # of the largest group so far: one that shrinks keeps its shape
         self.use_graphs = graphs and self.device.type == "cuda" and not model.config.num_experts
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self.graphs_state = None  # what they were captured from, see _model_state
         self.graphs_checked = False  # since the last reset
         self.pool = torch.cuda.graph_pool_handle() if self.use_graphs else None  # memory they share
@@ -131,13 +163,21 @@ class Sampler:
         return self._add(Row(self._take_slot(), seed & MASK64, 0, list(ids)))
 
     def fork(self, row: int, *, seed: int) -> int:
-        """A second row with the same ids, its cache copied, and its own seed."""
+        """A second row with the same ids and its own seed. What the two do not share is copied.
+
+        raises  ValueError: no free row
+        """
         source = self._row(row)
         if len(source.pending) > 1:
             self._prefill_waiting()
-        slot = self._take_slot()
-        self.cache.copy(source.slot, slot, source.cached)
-        return self._add(Row(slot, seed & MASK64, source.cached, list(source.pending)))
+        twin = Row(self._take_slot(), seed & MASK64, source.cached, list(source.pending))
+        if self.cache.kernels and source.shared is None and source.cached:
+            source.shared = Shared(source.slot, source.cached, [source])
+        if source.shared is not None:
+            twin.shared = source.shared
+            twin.shared.rows.append(twin)
+        self.cache.copy(source.slot, twin.slot, twin.num_shared, source.cached)
+        return self._add(twin)
 
     def extend(self, row: int, ids: list[int]) -> None:
         """Append observed tokens; raises ValueError for an id out of range or a row beyond max_len."""
@@ -147,8 +187,16 @@ class Sampler:
         state.pending.extend(ids)
 
     def close(self, row: int) -> None:
-        """Give the row's slot back."""
-        heapq.heappush(self.free_slots, self._row(row).slot)
+        """Give the row's slot back. Rows that share tokens in it go on: one of them moves in."""
+        state = self._row(row)
+        shared = state.shared
+        if shared is not None:
+            shared.rows.remove(state)
+            if shared.slot == state.slot and shared.rows:
+                heir = min(shared.rows, key=lambda other: other.cached)  # has the fewest tokens to move
+                self.cache.copy(heir.slot, state.slot, shared.length, heir.cached)
+                heir.slot, state.slot = state.slot, heir.slot
+        heapq.heappush(self.free_slots, state.slot)
         del self.rows[row]
 
     def length(self, row: int) -> int:
@@ -183,7 +231,8 @@ class Sampler:
         if any(len(s.pending) > 1 for s in states):
             self._prefill_waiting()
         order = sorted(range(len(states)), key=lambda i: states[i].slot)
-        decode = self._decode_slots if self.device.type == "cuda" else self._decode_rows
+        fixed = self.cache.kernels or self.device.type == "cuda"
+        decode = self._decode_slots if fixed else self._decode_rows
         ids, logp = decode([states[i] for i in order])
         out_ids, out_logp = [0] * len(order), [0.0] * len(order)
         for i, token, lp in zip(order, ids, logp, strict=True):
@@ -234,7 +283,10 @@ class Sampler:
         for state in self.rows.values():
             while len(state.pending) > 1:
                 num = min(room, len(state.pending) - 1)
-                pieces.append(Piece(state.slot, state.cached, state.pending[:num]))
+                piece = Piece(state.slot, state.cached, state.pending[:num])
+                if state.shared is not None:
+                    piece.shared_slot, piece.shared = state.shared.slot, state.shared.length
+                pieces.append(piece)
                 state.cached += num
                 del state.pending[:num]
                 room -= num
@@ -273,51 +325,90 @@ class Sampler:
         what its row sees, and the row's own next token overwrites it.
         """
         slots = [s.slot for s in states]
-        width = min(_round_up(slots[-1] + 1, 16 if slots[-1] >= 8 else 4), self.cache.num_slots)
-        longest = min(_round_up(max(s.cached for s in states) + 1, 256), self.max_len)
-        host = np.zeros((4, width), np.int64)  # ids, positions, two noise keys
+        groups = _groups(states, self.most_members)
+        shape = self._shape(states, groups)
+        host = np.zeros((5, shape.width), np.int64)  # ids, positions, two noise keys, shared tokens
         for s in self.rows.values():
-            if s.slot < width:
+            if s.slot < shape.width:
                 host[1, s.slot] = s.cached
+                host[4, s.slot] = s.num_shared
         host[0, slots] = [s.pending[0] for s in states]
-        host[2:, slots] = _keys(states).T
-        inputs = torch.from_numpy(host)
+        host[2:4, slots] = _keys(states).T
+        inputs = torch.from_numpy(np.concatenate([host.ravel(), _table(groups, shape).ravel()]))
         if self.use_graphs:
-            drawn = self._replay(width, longest, inputs)
+            drawn = self._replay(shape, inputs)
         else:
-            drawn = self._forward_slots(longest, inputs.to(self.device))
+            drawn = self._forward_slots(shape, inputs.to(self.device))
         ids, logp = drawn[:, slots].tolist()
         return [int(i) for i in ids], logp
 
-    def _forward_slots(self, longest: int, inputs: Tensor) -> Tensor:
-        """inputs (4, width) int64 on the device: ids, positions, noise keys of slots [0, width)."""
-        width = inputs.shape[1]
-        slots = torch.arange(width, device=self.device)
-        attend = Decode(self.cache, slots, inputs[1], [Segment(0, width, 0, width, longest)])
-        return self._forward(inputs[0], inputs[1], inputs[2:].T.to(torch.int32), attend)
+    def _shape(self, states: list[Row], groups: list[list[Row]]) -> Shape:
+        """The smallest of a few shapes that `states` (slots rising) fit in."""
+        last = states[-1].slot
+        width = min(_round_up(last + 1, 16 if last >= 8 else 4), self.cache.num_slots)
+        own = max(s.cached + 1 - s.num_shared for s in states)
+        longest = min(_round_up(own, 256), self.max_len)
+        if not groups:
+            return Shape(width, longest)
+        num = _power_of_two(max(4, len(groups)))
+        self.members = max(self.members, _power_of_two(max(len(rows) for rows in groups)))
+        shared = min(_round_up(max(rows[0].num_shared for rows in groups), 256), self.max_len)
+        return Shape(width, longest, num, self.members, shared)
 
-    def _replay(self, width: int, longest: int, inputs: Tensor) -> Tensor:
+    def _forward_slots(self, shape: Shape, inputs: Tensor) -> Tensor:
+        """inputs (5 width + groups (2 + members),) int64 on the device, see `_decode_slots` and `_table`."""
+        ids, positions, *keys, starts = inputs[: 5 * shape.width].view(5, shape.width)
+        if self.cache.kernels:
+            table = inputs[5 * shape.width :].view(shape.groups, 2 + shape.members)
+            reach = shape.longest, shape.longest_shared
+            attend = DecodeShared(self.cache, positions, starts, table, reach=reach)
+        else:
+            slots = torch.arange(shape.width, device=self.device)
+            segment = Segment(0, shape.width, 0, shape.width, shape.longest)
+            attend = Decode(self.cache, slots, positions, [segment])
+        return self._forward(ids, positions, torch.stack(keys, 1).to(torch.int32), attend)
+
+    def _replay(self, shape: Shape, inputs: Tensor) -> Tensor:
         """`_forward_slots` as a CUDA graph, captured at its shape's first use -> (2, width) on the host."""
         if not self.graphs_checked:
             if (state := _model_state(self.model)) != self.graphs_state:
                 self.graphs.clear()
                 self.graphs_state = state
             self.graphs_checked = True
-        if (width, longest) not in self.graphs:
+        if shape not in self.graphs:
             fixed = inputs.to(self.device)
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):  # libraries set themselves up; it writes what the replay will write
-                self._forward_slots(longest, fixed)
+                self._forward_slots(shape, fixed)
             torch.cuda.current_stream(self.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                drawn = self._forward_slots(longest, fixed)
-            self.graphs[width, longest] = graph, fixed, drawn
-        graph, fixed, drawn = self.graphs[width, longest]
+                drawn = self._forward_slots(shape, fixed)
+            self.graphs[shape] = graph, fixed, drawn
+        graph, fixed, drawn = self.graphs[shape]
         fixed.copy_(inputs)
         graph.replay()
         return drawn.cpu()
+
+
+def _groups(states: list[Row], most: int) -> list[list[Row]]:
+    """The rows of `states` that share tokens, each list from one group and of at most `most` rows."""
+    by_group: dict[Shared, list[Row]] = {}
+    for state in states:
+        if state.shared is not None:
+            by_group.setdefault(state.shared, []).append(state)
+    return [rows[i : i + most] for rows in by_group.values() for i in range(0, len(rows), most)]
+
+
+def _table(groups: list[list[Row]], shape: Shape) -> np.ndarray:
+    """Which slots read which shared tokens: (shape.groups, 2 + shape.members) int64, see DecodeShared."""
+    table = np.full((shape.groups, 2 + shape.members), -1, np.int64)
+    table[:, :2] = 0
+    for line, rows in zip(table, groups, strict=False):
+        line[:2] = rows[0].shared.slot, rows[0].shared.length
+        line[2 : 2 + len(rows)] = [row.slot for row in rows]
+    return table
 
 
 def _keys(states: list[Row]) -> np.ndarray:
@@ -327,6 +418,11 @@ def _keys(states: list[Row]) -> np.ndarray:
 
 def _round_up(n: int, step: int) -> int:
     return -(-n // step) * step
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest that is not below n."""
+    return 1 << (n - 1).bit_length()
 
 
 def _model_state(model) -> tuple:

@@ -79,6 +79,23 @@ def test_shared_prefix_equals_a_cache_of_ones_own(lengths, prefixes, members):
     torch.testing.assert_close(out, decode(q, *joined, total), atol=2e-6, rtol=0)
 
 
+def test_prefixes_inside_the_cache_of_the_rows():
+    """Catches a row that begins at index 0 of its slot although its own tokens begin later (as the sampler's
+    do: row 0 holds the prompt of rows 0 and 2, row 3 that of rows 3 and 1), and tables with strides."""
+    (q, k, v, _), _ = case([30, 33, 21, 25])
+    shared, ends = torch.tensor([19, 11, 19, 11]), torch.tensor([30, 33, 21, 25])
+    k[2, :, :19] = v[2, :, :19] = k[1, :, :11] = v[1, :, :11] = float("nan")  # never written there
+    table = torch.tensor([[0, 19, 0, 2], [3, 11, 1, 3], [0, 0, -1, -1]], dtype=torch.int32, device=DEVICE)
+    prefix = Prefix(k[:, :, :20], v[:, :, :20], table[:, 1], table[:, 2:], table[:, 0])
+    lengths, starts = (ends - shared).int().to(DEVICE), shared.int().to(DEVICE)
+    out = decode(q, k, v, lengths, starts=starts, longest=22, prefix=prefix)
+    for row, (head, p, end) in enumerate(zip([0, 3, 0, 3], shared.tolist(), ends.tolist(), strict=True)):
+        whole = [torch.cat([x[head, :, :p], x[row, :, p:end]], 1)[None].double() for x in (k, v)]
+        total = torch.tensor([end], device=DEVICE)
+        want = decode_ref(q[row : row + 1].double(), *whole, total, slots=torch.zeros(1, dtype=torch.int32))
+        torch.testing.assert_close(out[row : row + 1].double(), want, atol=2e-6, rtol=0)
+
+
 def test_many_splits_and_many_rows_of_a_group():
     """Catches a merge that drops a split (cache over SPLIT tokens), a group that needs several programs."""
     lengths = [600, 256, 257, 3] + [1] * 14
