@@ -42,6 +42,10 @@ SYSTEM = (
     "(could hardly serve it better), in steps of 0.5. {fair}Reply with one JSON object and nothing else: "
     "{form}"
 )
+TRIAL = tuple(  # two plans to try a judge on
+    PlanView(f"Day 1\n10:00–11:00 Visit a {place} (art), ¥{price}", {}, "A day out with art, for ¥50.")
+    for place, price in (("small museum", 20), ("car park", 90))
+)
 FAIR = "Neither the order of the plans nor their length means anything. Use the same measure for both. "
 
 
@@ -125,8 +129,11 @@ class LLMJudge:
         return self.model.usage
 
     def probe(self) -> None:
-        """Raises EndpointError within seconds where the model can't be reached."""
+        """Reach the model, and have it compare two made-up plans. Raises EndpointError: within seconds where
+        it can't be reached, and for a wrong name, a refused field or replies that are no scores, which would
+        make every comparison of a run an error."""
         self.model.probe()
+        self.compare(*TRIAL, swap=False)
 
     def compare(self, plan: PlanView, reference: PlanView, *, swap: bool) -> str:
         """The outcome for `plan`; raises EndpointError where there is none."""

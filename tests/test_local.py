@@ -128,6 +128,7 @@ def test_a_local_judge_that_likes_the_first_plan(tmp_path):
     folder = write_bigrams(tmp_path, {" ": "3", "3": "}"})
     judge = LLMJudge(Local(folder, begin='{"plan_a": 4, "plan_b": ', max_len=4096), name="first")
     pairs = [(PlanView(f"mine {i}", {}, "a trip"), PlanView("theirs", {}, "a trip")) for i in range(3)]
+    judge.probe()
     assert win_rates(judge, pairs) == [0.5] * 3
     (record, *_) = judge_both(judge, pairs)
     assert record["own"] == [4.0, 3.0] and record["reference"] == [3.0, 4.0] and record["kind"] == "llm"
@@ -140,7 +141,8 @@ def test_a_local_judge_that_talks_nonsense(noisy):
     pairs, errors = [(PlanView("a", {}), PlanView("b", {}))] * 2, []
     assert win_rates(judge, pairs, on_error=errors.append) == [None, None] and len(errors) == 4
     assert score_all(judge, [PlanView("a", {})]) == [None]
-    judge.probe()
+    with pytest.raises(EndpointError, match=noisy.name):
+        judge.probe()
 
 
 def test_flags_name_models(noisy):
