@@ -1,20 +1,27 @@
-"""Measure planners on a benchmark: this project's models, or the written outputs of any other system.
+"""Measure planners on a benchmark: this project's models, models behind an endpoint, anybody's outputs.
 
     python eval.py --bench triptailor --n 64 --model assets/tiny --out runs/e       # a model, with tools
     python eval.py --bench triptailor --model NAME --adapter runs/train_grpo/adapter --data DIR --out runs/e
     torchrun --nproc_per_node 4 -- eval.py --bench triptailor --model NAME ...      # requests over four ranks
+    python eval.py --bench planbench --data DIR --split blocksworld --shots 0 --trials 4 \\
+        --agent http://127.0.0.1:8000/v1#MODEL --method refine --cache runs/replies  # an endpoint
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
+    python eval.py --bench planbench --help         # the options of a benchmark, such as --shots
 
 (Without the `--`, torchrun takes --n for one of its own flags.)
-Writes config.json, items.jsonl (one line a request), trajectories.jsonl (ids and mask, of a model's run) and
-results.json, which follows from config.json and items.jsonl. A judge is asked both orders of every plan past
-the gate. `official` is null for a benchmark whose own scorer is not built. Left out: remote models, critics.
+Writes config.json, items.jsonl (one line a trial of a request), trajectories.jsonl (ids and mask of a
+model's run, messages of an agent's) and results.json, which follows from config.json and items.jsonl. A judge
+is asked both orders of every plan past the gate. `official` is null for a benchmark whose own scorer is not
+built. TravelPlanner's test split has no score here: its plans go to submission.jsonl, for the leaderboard.
+Left out: critics.
 """
 
 import dataclasses
+import itertools
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,29 +29,50 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from envs import BENCHMARKS, trips
+from envs import BENCHMARKS, travelplanner, trips, triptailor_metrics
 from envs.base import Env
-from nanoplan import config, dist, evaluate, log, lora, weights
+from nanoplan import agents, config, dist, evaluate, log, lora, options, report, summary, weights
 from nanoplan.chat import Chat
-from nanoplan.judge import Judge, RubricJudge
-from nanoplan.rollout import Budget, Rollout
+from nanoplan.judge import Judge
+from nanoplan.judge_stats import statistics
+from nanoplan.judges import open_judge
+from nanoplan.llm import EndpointError
+from nanoplan.local import open_model
+from nanoplan.rollout import Budget
 from nanoplan.sampler import Sampler
 
-JUDGES = {"triptailor": RubricJudge}  # of the benchmarks whose requests have a plan to compare with
+OPTIONS = {"triptailor": {"max_rows": 5, "hours": False}}  # other defaults than load's: train_grpo.py's
+METRICS = {  # a benchmark's own rates, from stored items
+    "travelplanner": travelplanner.metrics,
+    "triptailor": triptailor_metrics.METRICS,
+}
+LIMITS = {  # of an episode, where a flag is left at none: of a --model, as in train_grpo.py; of an --agent
+    "turns": (6, 30),
+    "turn_tokens": (400, 4096),
+    "observation_tokens": (400, 4096),
+    "total_tokens": (1200, 65536),
+}
+JUDGES = {"triptailor": ("rubric",)}  # where --judge is left empty
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # what a flag left at none means
 
 
 @dataclass(frozen=True)
 class Config:
-    # what is measured: one of model, outputs, recompute, compare
+    # what is measured: one of model, agent, outputs, recompute, compare
     bench: str = ""  # name of the benchmark, as in envs.BENCHMARKS
     data: str = ""  # the benchmark's folder; triptailor: empty = the built-in world, made on first use
     split: str = "test"  # part of the benchmark
     n: int = 0  # requests, drawn by seed 0 as train_grpo.py draws its held-out ones; 0 = the whole split
+    options: tuple[str, ...] = ()  # NAME=VALUE of the benchmark's load; see --bench NAME --help
+    trials: int = 1  # sampled episodes per request
     model: str = ""  # HF folder or hub name
     adapter: str = ""  # LoRA adapter in PEFT's format, folder or hub name
+    agent: str = ""  # http://HOST/v1#MODEL or local:FOLDER, with ?concurrency=16&price_in=2.5&price_out=10
     outputs: str = ""  # JSONL file of another system's final answers, {"id", "output"} a line
     recompute: str = ""  # a folder of an earlier run: make results.json and the table from its files
+    judge: tuple[
+        str, ...
+    ] = ()  # rubric, http://HOST/v1#MODEL, local:FOLDER, rm:FOLDER; empty: triptailor rubric
     compare: tuple[str, ...] = ()  # two such folders A B: paired differences B - A
     out: str = "runs/eval"  # folder of the results; an earlier run there is moved aside
     # sampling
@@ -54,13 +82,18 @@ class Config:
     top_k: int | None = None  # ids among the k likeliest; none = 0, off
     min_p: float | None = None  # ids at least this share of the likeliest; none = 0, off
     generation_config: bool = False  # take those left at none from the model's generation_config.json
-    # episode limits, tokens and turns: those of train_grpo.py
-    turns: int = 6  # model turns per episode, the plan included
-    turn_tokens: int = 400  # sampled tokens per turn
-    observation_tokens: int = 400  # tokens of one tool result
-    total_tokens: int = 1200  # all tokens of an episode
-    max_rows: int = 5  # rows per tool result; triptailor
-    hours: bool = False  # whether sights come with their opening hours; triptailor
+    # an agent behind an endpoint: nanoplan/agents.py
+    method: Literal["tools", "direct", "react", "reflexion", "refine"] = "tools"  # how it is asked
+    reviewer: str = ""  # second model, for reflexion and refine; empty = the agent
+    rounds: int = 3  # reflexion: attempts; refine: revisions; at most
+    oracle_feedback: bool = False  # reflexion is told whether an attempt failed: not a fair row of a table
+    calling: Literal["native", "text"] = "native"  # tools as the API's, or described in the prompt
+    cache: str = ""  # folder of paid replies, of agents and judges; empty = none
+    # episode limits, tokens and turns: where left at none, those of train_grpo.py, or an agent's
+    turns: int | None = None  # model turns per episode (of an agent: per attempt); none = 6, agent 30
+    turn_tokens: int | None = None  # sampled tokens per turn; none = 400, agent 4096
+    observation_tokens: int | None = None  # tokens of one tool result; none = 400, agent 4096
+    total_tokens: int | None = None  # all tokens of an episode; none = 1200, agent 65536
     # machine
     rows: int = 64  # episodes decoded at once per rank
     workers: int = 0  # threads for tools; 0 = between steps
@@ -69,46 +102,65 @@ class Config:
 
 def check(cfg: Config) -> None:
     """Refuse flags that do not go together. Raises ValueError with what to change."""
-    sources = ("model", "outputs", "recompute", "compare")
+    sources = ("model", "agent", "outputs", "recompute", "compare")
     given = [f"--{name}" for name in sources if getattr(cfg, name)]
     if len(given) != 1:
         found = " and ".join(given) or "nothing"
         raise ValueError(f"{found} to measure; give one of --{', --'.join(sources)}")
     if cfg.compare and len(cfg.compare) != 2:
         raise ValueError(f"compare={' '.join(cfg.compare)}: wanted two folders")
-    if (cfg.model or cfg.outputs) and cfg.bench not in BENCHMARKS:
-        raise ValueError(f"bench={cfg.bench!r} is unknown; known: {', '.join(sorted(BENCHMARKS))}")
-    if (cfg.model or cfg.outputs) and not cfg.data and cfg.bench != "triptailor":
-        raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.bench}")
-    if not cfg.model:
-        for name in ("adapter", "generation_config", *SAMPLING):
-            if getattr(cfg, name) != getattr(Config, name):
-                raise ValueError(f"{name}={getattr(cfg, name)} is for a --model; here is {given[0]}")
-    if cfg.rows < 1 or cfg.workers < 0 or cfg.n < 0:
-        raise ValueError(f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}: wanted 1, 0, 0 or more")
+    if given[0] in ("--model", "--agent", "--outputs"):
+        if cfg.bench not in BENCHMARKS:
+            raise ValueError(f"bench={cfg.bench!r} is unknown; known: {', '.join(sorted(BENCHMARKS))}")
+        if not cfg.data and cfg.bench != "triptailor":
+            raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.bench}")
+    own = {"--model": ("adapter", "generation_config", *SAMPLING)}
+    own["--agent"] = ("method", "reviewer", "oracle_feedback", "calling", "temperature")
+    for source, names in own.items():
+        for name in names:
+            if getattr(cfg, name) != getattr(Config, name) and name not in own.get(given[0], ()):
+                raise ValueError(f"{name}={getattr(cfg, name)} is for a {source}; here is {given[0]}")
+    if cfg.oracle_feedback and cfg.method != "reflexion":
+        raise ValueError(f"oracle_feedback is for method reflexion; here is {cfg.method}")
+    if cfg.rows < 1 or cfg.workers < 0 or cfg.n < 0 or cfg.trials < 1 or cfg.rounds < 1:
+        raise ValueError(
+            f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}, trials={cfg.trials}, rounds={cfg.rounds}: "
+            "wanted 1, 0, 0, 1, 1 or more"
+        )
+    if cfg.trials > 1 and (cfg.temperature == 0 or given[0] not in ("--model", "--agent")):
+        raise ValueError(f"trials={cfg.trials}: only a sampled --model or --agent gives several answers")
 
 
 def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
     """Environments of the split: n drawn ones, or all in the order of the file."""
-    data = Path(cfg.data) if cfg.data else trips.builtin()
-    own = {"triptailor": {"max_rows": cfg.max_rows, "hours": cfg.hours}}
-    envs = BENCHMARKS[cfg.bench].load(cfg.split, data, n=n, seed=0, **own.get(cfg.bench, {}))
+    data, load = Path(cfg.data) if cfg.data else trips.builtin(), BENCHMARKS[cfg.bench].load
+    own = OPTIONS.get(cfg.bench, {}) | options.read(load, cfg.options, bench=cfg.bench)
+    envs = load(cfg.split, data, n=n, seed=0, **own)
     if not envs:
         raise ValueError(f"split={cfg.split}: {data} has no request in it; choose another split")
     return envs
 
 
-def judge_of(cfg: Config, envs: list[Env]) -> Judge | None:
-    """The benchmark's judge; None where no request has a plan to compare with. Raises ValueError where some
-    have one and some don't."""
-    if cfg.bench not in JUDGES:
-        return None
-    missing = [reason for env in envs if (reason := no_reference(env))]
-    if missing and len(missing) < len(envs):
+def judges_of(cfg: Config, envs: list[Env]) -> tuple[Config, list[Judge]]:
+    """cfg with the judges that are in force, and these; none where no request has a plan to compare with.
+
+    raises  ValueError where some requests have such a plan and some don't, for two judges of one name, and
+            where requests without one were to be judged; EndpointError for a judge that can't be reached
+    """
+    names = cfg.judge or JUDGES.get(cfg.bench, ())
+    missing = [reason for env in envs if (reason := no_reference(env))] if names else []
+    if missing and (len(missing) < len(envs) or cfg.judge):
         raise ValueError(f"{len(missing)} of {len(envs)} requests have no reference plan: {missing[0]}")
     if missing and dist.is_main():
         print(f"no win rate: {missing[0]}")
-    return None if missing else JUDGES[cfg.bench]()
+    names = () if missing else names
+    judges = [open_judge(name, cache=cfg.cache or None, device=dist.device()) for name in names]
+    if len({judge.name for judge in judges}) < len(judges):
+        raise ValueError(f"judge={' '.join(names)}: two of one name; add ?name=... to one of them")
+    for judge in judges:
+        if hasattr(judge, "probe"):
+            judge.probe()
+    return dataclasses.replace(cfg, judge=tuple(names)), judges
 
 
 def no_reference(env: Env) -> str:
@@ -138,43 +190,122 @@ def sampling_of(cfg: Config, chat: Chat) -> Config:
     return dataclasses.replace(cfg, **values)
 
 
+def limits_of(cfg: Config) -> Config:
+    """cfg with the episode limits that are in force."""
+    which = 1 if cfg.agent else 0
+    values = {name: getattr(cfg, name) for name in LIMITS}
+    values = {name: LIMITS[name][which] if value is None else value for name, value in values.items()}
+    return dataclasses.replace(cfg, **values)
+
+
+def budget_of(cfg: Config) -> Budget:
+    return Budget(cfg.turns, cfg.turn_tokens, cfg.observation_tokens, cfg.total_tokens)
+
+
 def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
     """The effective config, and items and trajectories of all requests, on every rank."""
     device = dist.device()
     chat, model = weights.load_policy(cfg.model, dtype=weights.dtype_named(cfg.dtype, device), device=device)
     if cfg.adapter:
         lora.load_adapter(model, weights.fetch(cfg.adapter))
-    cfg, envs = sampling_of(cfg, chat), load_requests(cfg, n=cfg.n or None)
-    judge = judge_of(cfg, envs)
+    cfg = sampling_of(limits_of(cfg), chat)
+    if cfg.trials > 1 and cfg.temperature == 0:
+        raise ValueError(f"trials={cfg.trials} at temperature 0 are the same answer; raise it or take 1")
+    envs = load_requests(cfg, n=cfg.n or None)
+    cfg, judges = judges_of(cfg, envs)
     evaluate.check_room(chat, model, envs[0], total_tokens=cfg.total_tokens)
-    share = len(range(dist.rank(), len(envs), dist.world()))
+    share = len(range(dist.rank(), len(envs), dist.world())) * cfg.trials
     filters = {name: getattr(cfg, name) for name in SAMPLING}
     sampler = Sampler(
         model, rows=max(1, min(cfg.rows, share)), max_len=cfg.total_tokens, training=False, **filters
     )
-    budget = Budget(cfg.turns, cfg.turn_tokens, cfg.observation_tokens, cfg.total_tokens)
-    rollout = Rollout(sampler, chat, budget, workers=cfg.workers)
+    rollout = evaluate.TimedRollout(sampler, chat, budget_of(cfg), workers=cfg.workers)
     open_out(cfg)
-    started = time.perf_counter()
+    started, seconds = time.perf_counter(), {}
     with tqdm(total=share, unit="plan", disable=None if dist.is_main() else True) as bar:
-        episodes = evaluate.play(rollout, envs, seed=cfg.seed, progress=lambda episode: bar.update())
-    seconds = time.perf_counter() - started
-    items = evaluate.in_order(evaluate.score_for_report(episodes, judge), total=len(envs))
-    tokens = sum(item["tokens_sampled"] for item in items)
-    if dist.is_main():
-        speed = tokens / max(1e-9, seconds)
-        print(f"{len(envs)} plans in {seconds:.1f} s, {speed:.0f} sampled tokens a second")
+
+        def done(episode) -> None:
+            seconds[episode] = rollout.seconds(episode)
+            bar.update()
+
+        groups = evaluate.play(rollout, envs, seed=cfg.seed, trials=cfg.trials, progress=done)
+    spent = time.perf_counter() - started
+    episodes = [episode for group in groups for episode in group]
+    items = score(episodes, judges, cfg)
     records = []
-    for episode in episodes:
+    for item, episode in zip(items, episodes, strict=True):
+        item |= {"trial": episode.member, "seconds": seconds[episode]}
         trajectory = episode.trajectory
-        row = {"id": episode.env.task.id, "stop": trajectory.stop, "text": chat.decode(trajectory.ids)}
-        row |= {"ids": trajectory.ids, "sampled": [int(sampled) for sampled in trajectory.sampled]}
-        records.append(row)
-    return cfg, items, evaluate.in_order(records, total=len(envs))
+        row = {"id": episode.env.task.id, "trial": episode.member, "stop": trajectory.stop}
+        row |= {"text": chat.decode(trajectory.ids), "ids": trajectory.ids}
+        records.append(row | {"sampled": [int(sampled) for sampled in trajectory.sampled]})
+    items, records = (merged(rows, cfg.trials, total=len(envs)) for rows in (items, records))
+    if dist.is_main():
+        tokens = sum(item["tokens_sampled"] for item in items)
+        speed = tokens / max(1e-9, spent)
+        print(f"{len(items)} plans in {spent:.1f} s, {speed:.0f} sampled tokens a second")
+    return cfg, items, records
 
 
-def run_outputs(cfg: Config) -> list[dict]:
-    """Items of the requests by the answers in a file."""
+def merged(rows: list, trials: int, *, total: int) -> list:
+    """Rows of all ranks, by request and trial; a rank's rows are those of its requests."""
+    groups = [rows[i : i + trials] for i in range(0, len(rows), trials)]
+    return [row for group in evaluate.in_order(groups, total=total) for row in group]
+
+
+def run_agent(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
+    """The effective config, and items and talks of all requests, by a model that can only be asked."""
+    if dist.world() > 1:
+        raise ValueError(f"{dist.world()} processes: one asks an --agent; run it without torchrun")
+    cfg = limits_of(cfg)
+    cfg = dataclasses.replace(cfg, temperature=1.0 if cfg.temperature is None else cfg.temperature)
+    cache, device = cfg.cache or None, dist.device()
+    endpoint = open_model(cfg.agent, cache=cache, device=device)
+    reviewer = open_model(cfg.reviewer, cache=cache, device=device) if cfg.reviewer else None
+    for model in filter(None, (endpoint, reviewer)):
+        model.probe()
+    setup = agents.Setup(
+        endpoint, budget_of(cfg), reviewer, cfg.temperature, cfg.calling, cfg.rounds, cfg.oracle_feedback
+    )
+    envs = load_requests(cfg, n=cfg.n or None)
+    cfg, judges = judges_of(cfg, envs)
+    open_out(cfg)
+
+    def seed_of(id: str, trial: int) -> int:
+        return evaluate.trial_seed(cfg.seed, id, trial)
+
+    with tqdm(total=len(envs) * cfg.trials, unit="plan", disable=None) as bar:
+        runs = agents.play(
+            setup, cfg.method, envs, trials=cfg.trials, seed_of=seed_of, progress=lambda run: bar.update(),
+            workers=getattr(endpoint, "concurrency", 1),
+        )  # fmt: skip
+    items = [item | run.counts() for item, run in zip(score(runs, judges, cfg), runs, strict=True)]
+    records = []
+    for run in runs:
+        talks = [[dataclasses.asdict(message) for message in talk] for talk in run.talks]
+        record = {"id": run.env.task.id, "trial": run.trial, "stop": run.trajectory.stop}
+        records.append(record | {"talks": talks})
+    return cfg, items, records
+
+
+def score(episodes: list, judges: list[Judge], cfg: Config) -> list[dict]:
+    """Items; of a split that only a leaderboard scores, only what the system answered."""
+    if not leaderboard_only(cfg):
+        return evaluate.score_for_report(episodes, judges)
+    return [
+        {"id": e.env.task.id, "output": e.env.answer_text, "stop": e.trajectory.stop, "tokens_sampled": 0}
+        for e in episodes
+    ]
+
+
+def leaderboard_only(cfg: Config) -> bool:
+    return cfg.bench == "travelplanner" and cfg.split == "test"
+
+
+def run_outputs(cfg: Config) -> tuple[Config, list[dict]]:
+    """The effective config, and items of the requests by the answers in a file."""
+    if leaderboard_only(cfg):
+        raise ValueError("split=test: only TravelPlanner's leaderboard scores it; choose another split")
     every = load_requests(cfg, n=None)
     outputs = evaluate.read_outputs(cfg.outputs, known=[env.task.id for env in every])
     envs = load_requests(cfg, n=cfg.n) if cfg.n else every
@@ -184,9 +315,9 @@ def run_outputs(cfg: Config) -> list[dict]:
     unused = len(outputs) - (len(envs) - len(missing))
     if unused:
         print(f"{unused} outputs are not among the {len(envs)} requests and are not scored")
-    judge = judge_of(cfg, envs)
+    cfg, judges = judges_of(cfg, envs)
     open_out(cfg)
-    return evaluate.score_outputs(envs, outputs, judge)
+    return cfg, evaluate.score_outputs(envs, outputs, judges)
 
 
 def open_out(cfg: Config) -> None:
@@ -199,48 +330,13 @@ def open_out(cfg: Config) -> None:
 def results_of(cfg: dict, items: list[dict]) -> dict:
     """results.json: a function of config.json and items.jsonl."""
     judged = any(item["win"] is not None or item["outcome"] == "error" for item in items)
-    about = {name: cfg[name] for name in ("bench", "split", "data", "model", "adapter", "outputs", *SAMPLING)}
-    about["judge"] = JUDGES[cfg["bench"]].name if judged else None
-    return about | evaluate.summarize(items, seed=cfg["seed"])
-
-
-def table(results: dict) -> str:
-    """What results.json says, for people."""
-    system = results["outputs"] or " + ".join(filter(None, (results["model"], results["adapter"])))
-    data = results["data"] or "the built-in world"
-    lines = [
-        f"{results['bench']}, {results['split']} split of {data}: {system}",
-        f"judge: {results['judge'] or 'none'}"
-        + "; official scoring is not built" * (not results["official"]),
-    ]
-    rows = []
-    for part in ("strict", "official", "per_plan"):
-        for name, row in (results[part] or {}).items():
-            value, low, high = (
-                number(row[key], share=part != "per_plan") for key in ("value", "low", "high")
-            )
-            interval = f"{low} to {high}" if row["n"] else "–"
-            rows.append(
-                [label(f"official {name}" if part == "official" else name), value, interval, row["n"]]
-            )
-    lines.append(log.table(["", "mean", "95 % interval", "plans"], rows))
-    counts = results["counts"]
-    stops = ", ".join(f"{name} {count}" for name, count in counts["stops"].items())
-    lines.append(f"{counts['requests']} requests; ended by: {stops}")
-    lines.append(
-        f"failures that are not the model's: env {counts['env_errors']}, judge {counts['judge_errors']}"
-    )
-    return "\n".join(lines)
-
-
-def label(name: str) -> str:
-    """A row's name: counts are per plan."""
-    return f"{name} per plan" if name in evaluate.PER_PLAN else name
-
-
-def number(value: float | None, *, share: bool, sign: str = "") -> str:
-    """A share in percent, a count with two decimals, a dash for what is not known."""
-    return "–" if value is None else f"{100 * value:{sign}.1f} %" if share else f"{value:{sign}.2f}"
+    names = ("bench", "split", "data", "options", "model", "adapter", "agent", "method", "outputs", *SAMPLING)
+    about = {name: cfg.get(name, "") for name in names}
+    about["options"] = list(about["options"])
+    about["judge"] = ", ".join(cfg.get("judge", ["rubric"])) if judged else None
+    found = METRICS[cfg["bench"]](items) if cfg["bench"] in METRICS else {}
+    more = {"metrics": found, "judges": statistics(items)}
+    return about | summary.summarize(items, seed=cfg["seed"]) | more
 
 
 def compare(cfg: Config) -> dict:
@@ -252,18 +348,15 @@ def compare(cfg: Config) -> dict:
             raise ValueError(f"{name} differs, {both}; compare two systems on one benchmark's split")
     if configs[0]["data"] != configs[1]["data"]:
         print(f"the data folders differ: {configs[0]['data']!r} and {configs[1]['data']!r}")
-    rows, differences = [], evaluate.compare(*items, seed=cfg.seed)
-    for name, row in differences.items():
-        share = name not in evaluate.PER_PLAN
-        means = [number(row[key], share=share) for key in ("a", "b")]
-        diff, low, high = (number(row[key], share=share, sign="+") for key in ("diff", "low", "high"))
-        rows.append([label(name), *means, diff, f"{low} to {high}" if row["n"] else "–", row["n"]])
-    print(f"A = {cfg.compare[0]}, B = {cfg.compare[1]}; paired by id, bootstrap over requests")
+    differences = summary.compare(*items, seed=cfg.seed)
+    text = report.comparison(differences, names=cfg.compare)
+    head, _, body = text.partition("\n")
+    print(head)
     for folder, of, other in ((cfg.compare[0], *items), (cfg.compare[1], *items[::-1])):
         alone = len({item["id"] for item in of} - {item["id"] for item in other})
         if alone:
             print(f"{alone} of {len(of)} requests are in {folder} alone and are left out")
-    print(log.table(["", "A", "B", "B - A", "95 % interval", "pairs"], rows))
+    print(body)
     return differences
 
 
@@ -288,26 +381,54 @@ def main(cfg: Config) -> dict:
     else:
         dist.init(cfg.seed)
         records = None
-        if cfg.model:
-            cfg, items, records = run_model(cfg)
+        if cfg.outputs:
+            cfg, items = run_outputs(cfg)
         else:
-            items = run_outputs(cfg)
+            cfg, items, records = run_model(cfg) if cfg.model else run_agent(cfg)
         out, stored = Path(cfg.out), dataclasses.asdict(cfg)
         if dist.is_main():
+            config.save(cfg, out)  # with what was in force
             evaluate.write_lines(out / "items.jsonl", items)
             if records is not None:
                 evaluate.write_lines(out / "trajectories.jsonl", records)
+        if leaderboard_only(cfg):
+            return submit(cfg, items)
     results = results_of(stored, items)
     if dist.is_main():
         log.write_json(out / "results.json", results)
-        print(table(results))
+        print(report.table(results))
     return results
+
+
+def submit(cfg: Config, items: list[dict]) -> dict:
+    """Write the plans as the leaderboard takes them; there is nothing to score here."""
+    answers = {item["id"]: item["output"] for item in items}
+    envs = [env for env in load_requests(cfg, n=None) if env.task.id in answers]
+    rows = travelplanner.submission(envs, [answers[env.task.id] for env in envs])
+    delivered = sum(bool(row["plan"]) for row in rows)
+    if dist.is_main():
+        evaluate.write_lines(Path(cfg.out) / "submission.jsonl", rows)
+        print(
+            f"{delivered} of {len(rows)} answers hold a plan; for the leaderboard: {cfg.out}/submission.jsonl"
+        )
+    return {"requests": len(rows), "delivered": delivered}
+
+
+def parse(argv: list[str]) -> Config:
+    """Config from flags, those of the benchmark's own options included; --help tells those too."""
+    bench = next((b for a, b in itertools.pairwise(argv) if a == "--bench"), "")
+    if bench not in BENCHMARKS:
+        return config.parse(Config, argv)
+    load = BENCHMARKS[bench].load
+    if "--help" in argv or "-h" in argv:
+        print(options.help_text(load, bench=bench), end="\n\n")
+    return config.parse(Config, options.gather(argv, Config.__dataclass_fields__, load))
 
 
 if __name__ == "__main__":
     try:
-        main(config.parse(Config))
-    except (ValueError, OSError) as error:
+        main(parse(sys.argv[1:]))
+    except (ValueError, OSError, EndpointError) as error:
         raise SystemExit(f"eval.py: {error}") from None
     finally:
         dist.close()

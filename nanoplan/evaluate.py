@@ -6,14 +6,14 @@ import hashlib
 import json
 import math
 import os
-from collections import Counter
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from envs.base import Env, PlanView, Verdict
-from nanoplan import dist, stats
+from nanoplan import dist
 from nanoplan.chat import Chat
-from nanoplan.judge import Judge, judge_all, win_rates
+from nanoplan.judge import Judge, judge_all, judge_both, win_share
 from nanoplan.log import to_json
 from nanoplan.model import Model
 from nanoplan.rollout import Episode, Rollout
@@ -84,23 +84,39 @@ def score_for_training(
     return verdicts, outcomes
 
 
-def score_for_report(episodes: list[Episode], judge: Judge | None) -> list[dict]:
-    """Verify every episode and ask the judge both orders of every plan past the gate; one item each, with the
-    official score where the benchmark has one.
+def score_for_report(episodes: list[Episode], judges: list[Judge]) -> list[dict]:
+    """Verify every episode and ask the judges both orders of every plan past the gate; one item each, with
+    the official score where the benchmark has one.
 
-    judge  None where the requests have no reference plans: every `win` is None
+    judges  none where the requests have no reference plans: every `win` is None. Several: `win` is the mean
+            of their win shares, None if one failed, and `judges` keeps what each said
     """
     outcomes = ["error" if episode.trajectory.broken else "" for episode in episodes]
-    wins: list[float | None] = [None if judge is None or outcome else 0.0 for outcome in outcomes]
-    if judge is None:
-        verdicts = [episode.env.verify() for episode in episodes]
-    else:
+    wins: list[float | None] = [0.0 if judges and not outcome else None for outcome in outcomes]
+    said: list[dict] = [{} for _ in episodes]
+    if judges:
         verdicts, passed, pairs = _gate(episodes)
-        for i, win in zip(passed, win_rates(judge, pairs), strict=True):
-            wins[i] = win
-            outcomes[i] = "error" if win is None else "win" if win == 1 else "tie" if win else "loss"
-    rows = zip(episodes, verdicts, outcomes, wins, strict=True)
-    return [item_of(*row) | {"official": row[0].env.official()} for row in rows]
+    else:
+        verdicts, passed, pairs = [episode.env.verify() for episode in episodes], [], []
+    for judge in judges:
+        for i, record in zip(passed, judge_both(judge, pairs), strict=True):
+            said[i][judge.name] = record
+    for i in passed:
+        shares = [win_share(record) for record in said[i].values()]
+        wins[i] = win = None if None in shares else sum(shares) / len(shares)
+        outcomes[i] = "error" if win is None else "win" if win == 1 else "tie" if win else "loss"
+    items = []
+    for episode, verdict, outcome, win, records in zip(episodes, verdicts, outcomes, wins, said, strict=True):
+        item = item_of(episode, verdict, outcome, win) | _about(episode.env)
+        items.append(item | ({"judges": records} if judges else {}))
+    return items
+
+
+def _about(env: Env) -> dict:
+    """What a report keeps beside the strict verdict: the official score; the stratum, for tables by
+    difficulty; `facts`, which a benchmark's own metrics need."""
+    about = {"official": env.official(), "stratum": getattr(env, "stratum", "")}
+    return about | ({"facts": env.facts()} if hasattr(env, "facts") else {})
 
 
 def rates(items: list[dict]) -> dict[str, float]:
@@ -109,23 +125,23 @@ def rates(items: list[dict]) -> dict[str, float]:
     valid_rate  share whose plan passes every constraint
     win_rate    share whose plan passes and is preferred to the reference; a judge's error is left out
     """
-    columns = _columns(items)
-    out = {name: _mean(column) for name, column in columns.items()}
+    columns = columns_of(items)
+    out = {name: mean_known(column) for name, column in columns.items()}
     for name in PER_PLAN:
         out[f"{name}_per_plan"] = out.pop(name)
-    out["judge_errors"] = float(sum(_judge_failed(item) for item in items))
+    out["judge_errors"] = float(sum(judge_failed(item) for item in items))
     return out
 
 
-def _judge_failed(item: dict) -> bool:
-    return item["outcome"] == "error" and not _env_failed(item)
+def judge_failed(item: dict) -> bool:
+    return item["outcome"] == "error" and not env_failed(item)
 
 
-def _env_failed(item: dict) -> bool:
+def env_failed(item: dict) -> bool:
     return item["stop"].startswith("error")
 
 
-def _columns(items: list[dict]) -> dict[str, list]:
+def columns_of(items: list[dict]) -> dict[str, list]:
     """Rate or count -> its value per item, None where an item has none."""
     checks = dict.fromkeys(
         name for item in items for name in item["strict"] if name not in ("pass", "reasons")
@@ -138,75 +154,9 @@ def _columns(items: list[dict]) -> dict[str, list]:
     return columns | {name: [item[name] for item in items] for name in PER_PLAN}
 
 
-def _mean(values: list) -> float:
+def mean_known(values: list) -> float:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else math.nan
-
-
-def summarize(items: list[dict], *, seed: int = 0) -> dict:
-    """What results.json says of the items, each number with its 95 % interval and the items it is over.
-
-    returns  {"official": {check: {"value", "low", "high", "n"}}, or None where no item has an official score,
-             "strict": {rate: the same}, "per_plan": {count: the same}, "counts": {...}}. Rates have Wilson
-             intervals (of half wins: of the nearest whole number), counts per plan percentile bootstrap ones.
-             What no item knows is None with n = 0.
-    """
-    columns = _columns(items)
-    official = [item["official"] or {} for item in items]
-    checks = dict.fromkeys(name for row in official for name in row)
-    counts = {
-        "requests": len(items),
-        "undelivered": sum(item["stop"] == UNDELIVERED for item in items),
-        "env_errors": sum(_env_failed(item) for item in items),
-        "judge_errors": sum(_judge_failed(item) for item in items),
-        "stops": dict(Counter(item["stop"].partition(":")[0] for item in items).most_common()),
-    }
-    return {
-        "official": {name: _rate([row.get(name) for row in official]) for name in checks} or None,
-        "strict": {name: _rate(column) for name, column in columns.items() if name not in PER_PLAN},
-        "per_plan": {name: _count(columns[name], seed) for name in PER_PLAN},
-        "counts": counts,
-    }
-
-
-def _rate(column: list) -> dict:
-    known = [float(value) for value in column if value is not None]
-    if not known:
-        return {"value": None, "low": None, "high": None, "n": 0}
-    low, high = stats.wilson(round(sum(known)), len(known))
-    return {"value": _mean(known), "low": low, "high": high, "n": len(known)}
-
-
-def _count(column: list, seed: int) -> dict:
-    known = [float(value) for value in column if value is not None]
-    if not known:
-        return {"value": None, "low": None, "high": None, "n": 0}
-    mean, low, high = stats.bootstrap_mean(known, seed=seed, samples=2000)
-    return {"value": mean, "low": low, "high": high, "n": len(known)}
-
-
-def compare(a: list[dict], b: list[dict], *, seed: int) -> dict[str, dict]:
-    """Paired differences of two systems over the requests that both have, by id.
-
-    returns  rate or count -> {"a", "b", "diff", "low", "high", "n"}: means of both, mean of b - a with a 95 %
-             bootstrap interval over requests, and the requests where both are known; None where n = 0
-    raises   ValueError if the two have no id in common
-    """
-    by_id = {item["id"]: item for item in b}
-    pairs = [(item, by_id[item["id"]]) for item in a if item["id"] in by_id]
-    if not pairs:
-        raise ValueError(f"no id in common: {a[0]['id']!r} ... against {b[0]['id']!r} ...; compare one split")
-    ours, theirs = (_columns([pair[side] for pair in pairs]) for side in (0, 1))
-    out = {}
-    for name in (name for name in ours if name in theirs):
-        both = [(x, y) for x, y in zip(ours[name], theirs[name], strict=True) if None not in (x, y)]
-        row = {"a": None, "b": None, "diff": None, "low": None, "high": None, "n": len(both)}
-        if both:
-            x, y = ([float(pair[side]) for pair in both] for side in (0, 1))
-            row |= {"a": _mean(x), "b": _mean(y)}
-            row |= zip(("diff", "low", "high"), stats.paired_bootstrap(x, y, seed=seed), strict=True)
-        out[name] = row
-    return out
 
 
 def check_room(chat: Chat, model: Model, env: Env, *, total_tokens: int) -> None:
@@ -224,20 +174,50 @@ def check_room(chat: Chat, model: Model, env: Env, *, total_tokens: int) -> None
 
 def evaluate(rollout: Rollout, envs: list[Env], judge, *, seed: int, progress: Callable | None = None):
     """One sampled episode per request, shared over the ranks; every rank returns all items, in order."""
-    episodes = play(rollout, envs, seed=seed, progress=progress)
-    return in_order(score_for_report(episodes, judge), total=len(envs))
+    episodes = [group[0] for group in play(rollout, envs, seed=seed, progress=progress)]
+    return in_order(score_for_report(episodes, [] if judge is None else [judge]), total=len(envs))
 
 
-def play(rollout: Rollout, envs: list[Env], *, seed: int, progress: Callable | None = None) -> list[Episode]:
-    """One sampled episode for each request of this rank's share, which is envs[rank::world].
+def play(
+    rollout: Rollout, envs: list[Env], *, seed: int, trials: int = 1, progress: Callable | None = None
+) -> list[list[Episode]]:
+    """`trials` sampled episodes for each request of this rank's share, which is envs[rank::world].
 
-    seed      the sampling seed of a request is seed_for(seed, "eval", its id): the same before and after, and
-              on any number of ranks
+    seed      the sampling seed of an episode is trial_seed(seed, id of the request, trial): the same before
+              and after, and on any number of ranks
     progress  called with each episode when it is over
     """
     mine = envs[dist.rank() :: dist.world()]
-    seeds = [[seed_for(seed, "eval", env.task.id)] for env in mine]
-    return [group[0] for group in rollout.run(mine, group=1, seeds=seeds, on_done=progress)]
+    seeds = [[trial_seed(seed, env.task.id, trial) for trial in range(trials)] for env in mine]
+    return rollout.run(mine, group=trials, seeds=seeds, on_done=progress)
+
+
+def trial_seed(seed: int, id: str, trial: int) -> int:
+    """Of one trial of a request."""
+    return seed_for(seed, "eval", id) if trial == 0 else seed_for(seed, "eval", id, trial)
+
+
+class TimedRollout(Rollout):
+    """A rollout that knows how long each episode has run: `seconds(episode)`, from its prompt on."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._opened: dict[Episode, float] = {}
+
+    def start(self, env: Env, **options) -> Episode:
+        now = time.perf_counter()
+        episode = super().start(env, **options)
+        self._opened[episode] = now
+        return episode
+
+    def fork(self, episode: Episode, **options) -> Episode:
+        now = time.perf_counter()
+        twin = super().fork(episode, **options)
+        self._opened[twin] = now
+        return twin
+
+    def seconds(self, episode: Episode) -> float:
+        return time.perf_counter() - self._opened[episode]
 
 
 def in_order(mine: list, *, total: int) -> list:
@@ -248,7 +228,7 @@ def in_order(mine: list, *, total: int) -> list:
     return merged
 
 
-def score_outputs(envs: list[Env], outputs: dict[str, str], judge: Judge | None) -> list[dict]:
+def score_outputs(envs: list[Env], outputs: dict[str, str], judges: list[Judge]) -> list[dict]:
     """Items of a system that is not here, by its final answers; requests without one fail every check.
 
     outputs  id -> final answer (see read_outputs); what is not known of a system (PER_PLAN) is None
@@ -260,7 +240,7 @@ def score_outputs(envs: list[Env], outputs: dict[str, str], judge: Judge | None)
         if text is not None:
             env.step(text, [])
         episodes.append(Episode(env, Trajectory(stop=UNDELIVERED if text is None else "answer"), None, 0))
-    items = score_for_report(episodes, judge)
+    items = score_for_report(episodes, judges)
     for item in items:
         item |= dict.fromkeys(PER_PLAN)
         if item["stop"] == UNDELIVERED:

@@ -60,6 +60,23 @@ def paired_bootstrap(
     return bootstrap_mean([y - x for x, y in zip(a, b, strict=True)], seed=seed, samples=samples, level=level)
 
 
+def standard_error(values: list[float]) -> float | None:
+    """Standard error of the mean, sample standard deviation / sqrt(n); None for fewer than two values."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def pass_hat(successes: list[int], trials: int, k: int) -> float:
+    """pass^k: the chance that k trials of a task, drawn without replacement, all succeed; mean over tasks.
+
+    successes  of each task, 0 to trials
+    raises     ValueError unless 1 <= k <= trials, and for an empty list
+    source     tau-bench (arXiv:2406.12045): mean of C(c, k) / C(n, k); k = 1 is the mean success
+    """
+    if not successes or not 1 <= k <= trials or not all(0 <= c <= trials for c in successes):
+        raise ValueError(f"k={k}, trials={trials}, {len(successes)} tasks: wanted 1 <= k <= trials, a task")
+    return sum(math.comb(c, k) for c in successes) / (len(successes) * math.comb(trials, k))
+
+
 SCHEDULES = {  # share of the way from base to floor that is still to go, at progress in [0, 1]
     "constant": lambda progress: 1.0,
     "linear": lambda progress: 1.0 - progress,

@@ -8,8 +8,9 @@ from grpo_runs import make
 from pair import run_pair
 
 import eval as script
+from bench import scoring
 from envs import triptailor
-from nanoplan import evaluate, lora, weights
+from nanoplan import evaluate, lora, summary, weights
 from nanoplan.chat import Chat
 
 CHECKS = 7
@@ -18,7 +19,7 @@ CHECKS = 7
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """A world of three test requests and a random model that knows its words."""
-    return make(tmp_path_factory.mktemp("eval")) | {"bench": "triptailor", "max_rows": 2}
+    return make(tmp_path_factory.mktemp("eval")) | {"bench": "triptailor", "options": ("max_rows=2",)}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,12 @@ def outputs_config(flags, file, out, **more):
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def untimed(results):
+    """Results without what the clock decides."""
+    strata = {name: row | {"seconds": None} for name, row in results["strata"].items()}
+    return results | {"latency": None, "strata": strata}
 
 
 def write(path, rows):
@@ -119,15 +126,15 @@ class Stubborn:
 def test_a_judge_is_asked_both_orders_and_its_errors_are_no_results(envs):
     # Catches: position bias in the win rate; a judge that fails counted as a loss, or as no judge at all.
     outputs = {env.task.id: json.dumps(reference(env)) for env in envs}
-    items = evaluate.score_outputs(envs, outputs, Stubborn())
+    items = evaluate.score_outputs(envs, outputs, [Stubborn()])
     assert [(item["win"], item["outcome"]) for item in items] == [(0.5, "tie")] * 3
-    items = evaluate.score_outputs(envs, outputs, Stubborn(f"Total: ¥{envs[0].reference().cost():g} "))
+    items = evaluate.score_outputs(envs, outputs, [Stubborn(f"Total: ¥{envs[0].reference().cost():g} ")])
     assert [item["outcome"] for item in items] == ["error", "tie", "tie"]
-    summary = evaluate.summarize(items)
-    assert summary["strict"]["win_rate"]["value"] == 0.5 and summary["strict"]["win_rate"]["n"] == 2
-    assert summary["counts"]["judge_errors"] == 1 and summary["strict"]["valid_rate"]["n"] == 3
-    nothing = evaluate.score_outputs(envs, outputs, None)
-    assert evaluate.summarize(nothing)["strict"]["win_rate"]["value"] is None
+    found = summary.summarize(items)
+    assert found["strict"]["win_rate"]["value"] == 0.5 and found["strict"]["win_rate"]["n"] == 2
+    assert found["counts"]["judge_errors"] == 1 and found["strict"]["valid_rate"]["n"] == 3
+    nothing = evaluate.score_outputs(envs, outputs, [])
+    assert summary.summarize(nothing)["strict"]["win_rate"]["value"] is None
     assert math.isnan(evaluate.rates(nothing)["win_rate"]) and evaluate.rates(nothing)["valid_rate"] == 1.0
 
 
@@ -251,7 +258,8 @@ def test_greedy_ignores_the_seed_and_sampling_repeats(flags, tmp_path):
 
     sampled, greedy = ids("a"), ids("g", temperature=0.0)
     assert ids("a") == sampled != ids("b", seed=1)  # the second run in one folder moves the first aside
-    assert (tmp_path / "a.1" / "results.json").read_text() == (tmp_path / "a" / "results.json").read_text()
+    first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("a.1", "a"))
+    assert untimed(first) == untimed(second)
     assert ids("h", temperature=0.0, seed=1) == greedy == ids("k", top_k=1) != sampled
 
 
@@ -277,7 +285,21 @@ def test_two_ranks_measure_what_one_does(flags, tmp_path):
     # Catches: seeds that depend on the rank, a share that is lost or counted twice, files written twice.
     one = script.main(model_config(flags, tmp_path / "one"))
     two = run_pair(script.main, model_config(flags, tmp_path / "two"))
-    assert two == [one, one]
-    for name in ("items.jsonl", "trajectories.jsonl", "results.json"):
-        assert (tmp_path / "two" / name).read_text() == (tmp_path / "one" / name).read_text()
+    assert two[0] == two[1] and untimed(two[0]) == untimed(one)
+    for name in ("items.jsonl", "trajectories.jsonl"):
+        first, second = (lines(tmp_path / run / name) for run in ("one", "two"))
+        assert [row.pop("seconds", 1) and row for row in first] == [
+            row.pop("seconds", 1) and row for row in second
+        ]
     assert not list(tmp_path.glob("two.*"))
+
+
+def test_a_thousand_plans_of_each_benchmark_are_scored_in_ten_seconds(tmp_path, capsys):
+    # Catches: a search in the path of every score; a bench whose plans are all refused unread.
+    rows = scoring.main(scoring.Config(json=str(tmp_path / "s" / "rows.json")))
+    assert json.loads((tmp_path / "s" / "rows.json").read_text()) == rows
+    assert [row["benchmark"] for row in rows] == ["travelplanner", "naturalplan", "planbench"]
+    for row in rows:
+        assert row["cpu_s"] < 10 and row["plans"] == 1000
+        assert 400 < row["passed_strict"] < 1000 and 400 < row["passed_official"] < 1000
+    assert capsys.readouterr().out.count("yes") == 3

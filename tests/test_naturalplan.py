@@ -1,6 +1,7 @@
 import itertools
 import json
 import math
+import os
 import random
 import re
 import time
@@ -17,6 +18,7 @@ from tests import naturalplan_world as world
 naturalplan = BENCHMARKS["naturalplan"]
 SLICES = Path(__file__).parents[2] / "shared" / "data" / "naturalplan"
 FILES = {"trip": "trip_planning", "meeting": "meeting_planning", "calendar": "calendar_scheduling"}
+FUZZ = int(os.environ.get("NANOPLAN_FUZZ", 5000))  # mutated answers; 100000 takes minutes
 real = pytest.mark.skipif(not SLICES.is_dir(), reason=f"the NaturalPlan slices are not in {SLICES}")
 
 
@@ -473,9 +475,9 @@ def fuzz(envs, facts, num, seed):
 
 
 def test_mutated_answers_never_raise_and_never_pass_unless_valid(made, envs):
-    # Catches: text that is read more kindly than it is written. Run with num=100_000 after a change.
-    accepted = fuzz(envs, made[1], num=5_000, seed=3)
-    assert accepted > 500, "the fuzz breaks nearly everything; it shows nothing"
+    # Catches: text that is read more kindly than it is written.
+    accepted = fuzz(envs, made[1], num=FUZZ, seed=3)
+    assert accepted > FUZZ / 10, "the fuzz breaks nearly everything; it shows nothing"
 
 
 @pytest.mark.parametrize("text", [
