@@ -2,7 +2,8 @@
 
 `sampler.step` gives one token to every row whose turn it is. At a stop token the turn is parsed and its
 calls run in a thread while the other rows decode on; the answer is appended as ids, and the row goes on.
-`start`, `fork` and `advance` are all there is: a GRPO group and a critic's branches are both forks.
+`start`, `fork` and `advance` are all there is: a GRPO group (`run`) and a critic's branches (`branch`) are
+both forks. A fork takes its prefix from the cache: `computed` and `reused` count what that saves.
 
 What an episode becomes depends on its environment and its seed only: the sampler's noise is drawn from
 (seed, index of the token), and a worker thread touches no episode but its own. With workers=0 the calls run
@@ -14,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from envs.base import Env, Message
 from nanoplan.trajectory import Trajectory
@@ -53,6 +54,8 @@ class Episode:
     turn_start: int = 0  # index in trajectory.ids of the current turn's first token
     limit: int = 0  # length of trajectory.ids at which the current turn is cut
     pending: list[Message] | None = None  # the world's answer, not in ids yet; None while the model writes
+    history: list[Message] = field(default_factory=list)  # what is in ids, as messages: for critics, replays
+    cached: int = 0  # of ids, those that the row took from another row's cache when it was forked
 
 
 class Rollout:
@@ -75,6 +78,13 @@ class Rollout:
         self.stop_strings = stop_strings
         self.stop_window = max((len(text.encode()) for text in stop_strings), default=0) + 4  # ids, see Chat
         self.wait_s = 0.0  # seconds in which every row was waiting for a tool
+        self.computed = 0  # tokens that went through the model, over all rows that are closed
+        self.reused = 0  # tokens that their forks took from a cache instead
+
+    @property
+    def free(self) -> int:
+        """Episodes that can still be opened."""
+        return self.sampler.free
 
     def start(self, env: Env, *, seed: int, group: int = 0, member: int = 0) -> Episode:
         """A new episode at its prompt. One whose environment fails to reset, or whose prompt leaves no room
@@ -87,6 +97,7 @@ class Rollout:
             return episode
         ids = self.chat.open(messages, env.tools)
         episode.trajectory.observe(ids)
+        episode.history = messages[:]
         if len(ids) >= self.budget.total_tokens:
             episode.trajectory.stop = "tokens"
             return episode
@@ -100,33 +111,88 @@ class Rollout:
         pending = None if episode.pending is None else episode.pending[:]
         row = None if episode.row is None else self.sampler.fork(episode.row, seed=seed)
         return replace(
-            episode, env=env, trajectory=trajectory, row=row, seed=seed, member=member, pending=pending
-        )
+            episode, env=env, trajectory=trajectory, row=row, seed=seed, member=member, pending=pending,
+            history=episode.history[:], cached=len(trajectory.ids) - 1 if row is not None else 0,
+        )  # fmt: skip
 
     def close(self, episode: Episode) -> None:
         """Give the row back; for episodes that will not be advanced to their end."""
         if episode.row is not None:
             self.sampler.close(episode.row)
             episode.row = None
+            # a row's last id has not been through the model; the one it was forked at was, in its own row
+            self.computed += len(episode.trajectory.ids) - 1 - episode.cached
+            self.reused += episode.cached
 
     def advance(
-        self, episodes: list[Episode], *, advisor: Advisor | None = None, turns: int | None = None
+        self,
+        episodes: list[Episode],
+        *,
+        advisor: Advisor | None = None,
+        turns: int | list[int | None] | None = None,
     ) -> None:
         """Run episodes to their end, or for `turns` more turns of the model.
 
         An episode that is over is left as it is; one that pauses keeps its row, and the world's answer stays
         in `pending`, so that it can be forked and advised before its next turn.
+        turns    one number for all, or one for each episode
         advisor  called before every turn but the first, in a worker thread, while the world's answer is in
                  `pending`; its text is observed as a user turn after that answer, and the world does not move
         """
-        if turns is not None and turns < 1:
-            raise ValueError(f"turns={turns}; must be 1 or more, or None to run to the end")
+        each = turns if isinstance(turns, list) else [turns] * len(episodes)
+        if len(each) != len(episodes) or any(number is not None and number < 1 for number in each):
+            raise ValueError(
+                f"turns={turns} for {len(episodes)} episodes; must be 1 or more (one number, or one for each "
+                "episode), or None to run to the end"
+            )
         for episode in episodes:
             if episode.row is None and not episode.trajectory.stop:
                 raise ValueError(f"episode {episode.group}/{episode.member} is closed; start another")
-        goals = {episode: episode.turns + turns for episode in episodes} if turns is not None else {}
+        goals = {e: e.turns + n for e, n in zip(episodes, each, strict=True) if n is not None}
         going = [episode for episode in episodes if not episode.trajectory.stop]
         self._drive(going, goals, advisor, lambda episode: [])
+
+    def cost(self, episode: Episode, advice: str) -> int:
+        """Tokens by which advice makes the next observation of a paused episode longer."""
+        with_it = [*episode.pending, Message("user", advice)]
+        stopped, tools = episode.trajectory.ids[-1] in self.chat.stop_ids, episode.env.tools
+        lengths = [
+            len(self.chat.observe(m, stopped=stopped, tools=tools)) for m in (episode.pending, with_it)
+        ]
+        return lengths[1] - lengths[0]
+
+    def branch(
+        self, jobs: list[tuple[Episode, str, int]], *, until: Callable[[], bool] | None = None
+    ) -> list[Episode]:
+        """Continuations of paused episodes to their end: forks of world and cache, as rows become free.
+
+        jobs     (paused episode, advice, seed): the advice is observed as a user turn after the world's last
+                 answer, and the world does not move; "" for none. The paused episode itself stays as it is
+        until    asked before every step; True gives up: the episodes are left unfinished, rows open
+        returns  one episode a job, in order; `member` is the job's index
+        raises   ValueError for an episode that is not paused, and without a free row
+        """
+        for source, _, _ in jobs:
+            if source.row is None or source.pending is None:
+                name, stop = f"{source.group}/{source.member}", source.trajectory.stop
+                raise ValueError(f"episode {name} is not paused (stop={stop!r}); advance it by turns first")
+        if jobs and not self.sampler.free:
+            raise ValueError("no free row in the sampler to branch into; open it with more rows")
+        waiting, twins = deque(enumerate(jobs)), []
+
+        def refill() -> list[Episode]:
+            opened = []
+            while waiting and self.sampler.free:
+                member, (source, advice, seed) = waiting.popleft()
+                twin = self.fork(source, seed=seed, member=member)
+                if advice:
+                    twin.pending.append(Message("user", advice))
+                opened.append(twin)
+            twins.extend(opened)
+            return opened
+
+        self._drive(refill(), {}, None, lambda episode: refill(), until)
+        return twins
 
     def run(
         self,
@@ -292,6 +358,7 @@ class Rollout:
         if len(trajectory.ids) + len(ids) >= self.budget.total_tokens:  # no room to answer it
             trajectory.stop = "tokens"
             return None
+        episode.history += messages
         return ids
 
     def _act(self, episode: Episode) -> None:
@@ -300,6 +367,7 @@ class Rollout:
         episode.turns += 1
         episode.calls += len(turn.calls)
         episode.malformed += sum(bool(call.error) for call in turn.calls)
+        episode.history.append(Message("assistant", turn.text, turn.calls))
         try:
             messages, done = episode.env.step(turn.text, turn.calls)
         except Exception as error:
