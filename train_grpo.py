@@ -12,8 +12,13 @@ policy itself wrote.
     torchrun --nnodes 2 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint HOST:29500 \\
         train_grpo.py --model Qwen/Qwen3-4B-Instruct-2507 ...                                  # two nodes
 
+--reward names what is rewarded: the paper's method, or what it is compared with. --references trains against
+plans that another model made instead of the human ones (Syn-Anchored): the folder of an eval.py run over the
+train split, of which the plans that pass every constraint are taken. --env travelplanner plans its trips.
+
 Source: anchored comparative feedback (Anchored GRPO, NeurIPS 2026); what the paper leaves open is in
-docs/deviations.md. Left out: LLM judges, synthetic anchors, the paper's other baselines.
+docs/deviations.md. SFT on imputed traces and Anchored DPO are train_cmdpo.py's stages on data of
+nanoplan/traces.py; Best-of-N is eval.py's.
 """
 
 import contextlib
@@ -28,17 +33,20 @@ from typing import Literal
 
 import torch
 
-from envs import trips, triptailor
-from envs.base import Call, Message
+from envs import BENCHMARKS, trips
+from envs.base import Call, Env, Message
 from nanoplan import checkpoint, config, dist, lora, weights
+from nanoplan.anchors import comparable, no_reference, synthetic
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.chat import Chat
-from nanoplan.evaluate import check_room, evaluate, item_of, rates, score_for_training, seed_for
-from nanoplan.judge import RubricJudge
+from nanoplan.evaluate import check_room, evaluate, item_of, rates, seed_for
+from nanoplan.feedback import COMPARES, REWARDS, Asking, Feedback
+from nanoplan.judges import open_judge
+from nanoplan.llm import EndpointError
 from nanoplan.log import RunLog, before_after, move_aside
 from nanoplan.losses import policy_loss, token_weights
 from nanoplan.model import Packed
-from nanoplan.reward import anchored_reward, group_advantages
+from nanoplan.reward import group_advantages
 from nanoplan.rollout import Budget, Rollout
 from nanoplan.sampler import Sampler
 from nanoplan.stats import lr_at
@@ -48,11 +56,16 @@ from nanoplan.stats import lr_at
 class Config:
     # what is trained, on what
     model: str = "assets/tiny"  # HF folder or hub name
-    data: str = ""  # folder in TripTailor's official layout; empty = the built-in world, made on first use
+    env: Literal["triptailor", "travelplanner"] = "triptailor"  # what is planned
+    data: str = ""  # the benchmark's folder; triptailor: empty = the built-in world, made on first use
     out: str = "runs/train_grpo"  # run folder; an earlier run there is moved aside unless resumed
     seed: int = 0  # of data order and sampling; a run is a function of its config
     resume: bool = False  # continue the run in --out from its newest checkpoint
     dry_run: bool = False  # print the first prompt, a tool turn, memory and sampling settings, and stop
+    # reward
+    reward: Literal["anchored", "constraint", "score", "ungated", "staged"] = "anchored"  # see feedback.py
+    judge: str = "rubric"  # rubric, http://HOST/v1#MODEL, local:FOLDER, rm:FOLDER
+    references: str = ""  # eval.py's folder of a model's plans for the train split; empty = the human ones
     # how much
     steps: int = 72  # rollout-and-update rounds
     prompts: int = 16  # requests per step over all ranks
@@ -65,8 +78,8 @@ class Config:
     turn_tokens: int = 400  # sampled tokens per turn
     observation_tokens: int = 400  # tokens of one tool result
     total_tokens: int = 1200  # all tokens of an episode
-    max_rows: int = 5  # rows per tool result
-    hours: bool = False  # whether sights come with their opening hours
+    max_rows: int = 5  # rows per tool result; triptailor
+    hours: bool = False  # whether sights come with their opening hours; triptailor
     rows: int = 0  # rows decoded at once per rank; 0 = all episodes of the step
     workers: int = 0  # threads for tools and judges; 0 = between steps, which keeps runs bit for bit
     temperature: float = 1.0  # of sampling and of the log-probs in the loss
@@ -95,6 +108,7 @@ class Config:
 
 
 PER_TOKEN = ("clip_low", "clip_high", "entropy", "kl_old", "kl_ref")  # metrics that are means over tokens
+SPLITS = {"triptailor": ("train", "test"), "travelplanner": ("train", "validation")}  # to train on, held out
 MAY_CHANGE_ON_RESUME = {"resume", "dry_run", "save_every", "workers", "out", "micro_tokens"}
 
 
@@ -113,6 +127,14 @@ def check(cfg: Config, world: int) -> None:
         raise ValueError(f"temperature={cfg.temperature}: training samples; use a number above 0")
     if cfg.total_tokens > cfg.micro_tokens:
         raise ValueError(f"micro_tokens={cfg.micro_tokens} cannot hold total_tokens={cfg.total_tokens}")
+    if cfg.env != "triptailor" and not cfg.data:
+        raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.env}")
+    if cfg.env != "triptailor" and cfg.references:
+        raise ValueError(f"references={cfg.references} are for --env triptailor, not {cfg.env}")
+    if cfg.env == "triptailor" and cfg.reward == "staged":
+        raise ValueError("reward=staged is for --env travelplanner; triptailor has no stages")
+    if cfg.env != "triptailor" and cfg.judge == "rubric" and cfg.reward not in ("constraint", "staged"):
+        raise ValueError(f"judge=rubric knows triptailor's plans only; give another --judge for {cfg.env}")
     if cfg.steps < 1 or cfg.save_every < 1:
         raise ValueError(f"steps={cfg.steps}, save_every={cfg.save_every}: wanted 1 or more of both")
 
@@ -121,7 +143,6 @@ def check_fit(cfg: Config, chat: Chat, model, train: list) -> None:
     """Refuse a model and a world on which no episode could work. Raises ValueError with what to change."""
     if not train:
         raise ValueError(f"{cfg.data or 'the built-in world'} has no train requests; give another --data")
-    train[0].reference_view()  # the official train file has no plans that a judge could compare with
     check_room(chat, model, train[0], total_tokens=cfg.total_tokens)
 
 
@@ -141,12 +162,29 @@ def load(cfg: Config):
     if cfg.lora_r:
         lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
     model = dist.shard(model, lora=bool(cfg.lora_r), param_dtype=None if stored == compute else compute)
-    data = Path(cfg.data) if cfg.data else trips.builtin()
-    options = {"max_rows": cfg.max_rows, "hours": cfg.hours}
-    train = triptailor.load("train", data, **options)
-    held_out = triptailor.load("test", data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
+    train, held_out = requests(cfg)
     check_fit(cfg, chat, model, train)
     return chat.folder, chat, model, train, held_out
+
+
+def requests(cfg: Config) -> tuple[list[Env], list[Env]]:
+    """Requests to train on, and held out. Raises ValueError if the reward compares with plans that no request
+    has."""
+    data = Path(cfg.data) if cfg.data else trips.builtin()
+    options = {"max_rows": cfg.max_rows, "hours": cfg.hours} if cfg.env == "triptailor" else {}
+    load, (learn, hold) = BENCHMARKS[cfg.env].load, SPLITS[cfg.env]
+    train = load(learn, data, **options)
+    held_out = load(hold, data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
+    total = len(train)
+    if cfg.references:
+        train = synthetic(train, cfg.references)
+    if cfg.reward in COMPARES and train:
+        train, reasons = comparable(train)
+        if not train:
+            raise ValueError(f"{total} train requests without a reference plan, the first: {reasons[0]}")
+    if len(train) < total and dist.is_main():
+        print(f"{len(train)} of {total} train requests have a reference plan; the others are left out")
+    return train, held_out
 
 
 def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
@@ -170,10 +208,10 @@ def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
     return run, state
 
 
-def records(step: int, episodes, verdicts, outcomes, rewards, chat: Chat) -> list[dict]:
+def records(step: int, episodes, feedback: Feedback, chat: Chat) -> list[dict]:
     """Lines of trajectories.jsonl, over all ranks: what each episode was, with ids and mask."""
-    rows = []
-    for episode, verdict, outcome, reward in zip(episodes, verdicts, outcomes, rewards, strict=True):
+    rows, known = [], (feedback.verdicts, feedback.outcomes, feedback.rewards)
+    for episode, verdict, outcome, reward in zip(episodes, *known, strict=True):
         trajectory = episode.trajectory
         row = {"step": step, "member": episode.member, "reward": reward}
         row |= item_of(episode, verdict, outcome, None if outcome == "error" else float(outcome == "win"))
@@ -260,15 +298,16 @@ def update(model, optimizer, trajectories, advantages, cfg: Config, *, reference
     return out
 
 
-def totals(episodes, verdicts, outcomes, rewards, advantages, times, cfg: Config) -> dict[str, float]:
+def totals(episodes, feedback: Feedback, advantages, times, cfg: Config) -> dict[str, float]:
     """Counts and times of a step's rollout, over all ranks and all episodes, before any filter."""
-    known = [reward for reward in rewards if reward is not None]
+    outcomes = feedback.outcomes
+    known = [reward for reward in feedback.rewards if reward is not None]
     groups = [advantages[i : i + cfg.group] for i in range(0, len(advantages), cfg.group)]
     sampled = sum(e.trajectory.num_sampled for e in episodes)
     broken = sum(e.trajectory.broken for e in episodes)
     own = {
         "episodes": len(episodes), "rewarded": len(known), "reward_sum": sum(known),
-        "valid": sum(v.passed for v in verdicts), "wins": outcomes.count("win"),
+        "valid": sum(v.passed for v in feedback.verdicts), "wins": outcomes.count("win"),
         "env_errors": broken, "judge_errors": outcomes.count("error") - broken, "groups": len(groups),
         "constant": sum(not any(group) for group in groups), "malformed": sum(e.malformed for e in episodes),
         "calls": sum(e.calls for e in episodes), "turns": sum(e.turns for e in episodes),
@@ -325,7 +364,10 @@ def headline(row: dict) -> str:
 def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
     """Print what a run would do first: prompt, a tool turn, memory, sampling settings."""
     messages = env.reset()
-    call = Call("search_hotels", {"city": env.request.destination})
+    call = {
+        "triptailor": lambda: Call("search_hotels", {"city": env.request.destination}),
+        "travelplanner": lambda: Call("AttractionSearch", {"city": env.structured().org}),
+    }[cfg.env]()
     turn = [Message("assistant", "", [call]), *env.step("", [call])[0]]
     print("--- first prompt, then a tool turn (the call is ours, the answer the world's)")
     print(chat.render([*messages, *turn], env.tools, prompt=True))
@@ -351,7 +393,9 @@ def main(cfg: Config) -> dict:
     check(cfg, dist.world())
     dist.catch_sigterm()
     folder, chat, model, train, held_out = load(cfg)
-    judge = RubricJudge()
+    judge = open_judge(cfg.judge, cache=Path(cfg.out).parent / "judge_cache", device=dist.device())
+    if cfg.reward not in ("constraint", "staged") and hasattr(judge, "probe"):
+        judge.probe()
     slots = range(dist.rank(), cfg.prompts, dist.world())  # of a step's requests, those of this rank
     sampler = Sampler(
         model, rows=cfg.rows or len(slots) * cfg.group, max_len=cfg.total_tokens,
@@ -370,6 +414,7 @@ def main(cfg: Config) -> dict:
         reference = weights.load_model(
             folder, dtype=compute_dtype(cfg), device=dist.device(), num_ids=chat.num_ids
         ).requires_grad_(False)
+    comparer = None if any(map(no_reference, held_out)) else judge  # None: no win rate
     run, state = open_run(cfg, model, optimizer)
     started = time.perf_counter() - state["seconds"]
 
@@ -377,7 +422,9 @@ def main(cfg: Config) -> dict:
         sampler.reset()
         mine = len(held_out[dist.rank() :: dist.world()])
         with dist.gathered(model), run.bar(total=mine, unit="request") as bar:
-            return rates(evaluate(rollout, held_out, judge, seed=cfg.seed, progress=lambda _: bar.update()))
+            return rates(
+                evaluate(rollout, held_out, comparer, seed=cfg.seed, progress=lambda _: bar.update())
+            )
 
     if held_out and state["before"] is None:
         state["before"] = measure()
@@ -401,15 +448,13 @@ def main(cfg: Config) -> dict:
 
         # score
         clock, errors = time.perf_counter(), []
-        scored = score_for_training(
-            episodes, judge, seed=cfg.seed, workers=max(1, cfg.workers), on_error=errors.append,
-            keys=[f"{step}/{slots[episode.group]}/{episode.member}" for episode in episodes],
-        )  # fmt: skip
-        rewards = [anchored_reward(verdict, outcome) for verdict, outcome in zip(*scored, strict=True)]
+        keys = [f"{step}/{slots[episode.group]}/{episode.member}" for episode in episodes]
+        asking = Asking(seed=cfg.seed, keys=keys, workers=max(1, cfg.workers), on_error=errors.append)
+        feedback = REWARDS[cfg.reward](episodes, judge, asking)
         times["score_s"] = time.perf_counter() - clock
 
         # advantages
-        advantages = group_advantages(rewards, group=cfg.group, scale=cfg.scale_rewards)
+        advantages = group_advantages(feedback.rewards, group=cfg.group, scale=cfg.scale_rewards)
 
         # pack and update, on `updates` shares of the requests
         clock = time.perf_counter()
@@ -428,9 +473,9 @@ def main(cfg: Config) -> dict:
         times["train_s"] = time.perf_counter() - clock
 
         # log
-        row = metrics(totals(episodes, *scored, rewards, advantages, times, cfg), shares, lr)
+        row = metrics(totals(episodes, feedback, advantages, times, cfg), shares, lr)
         run.metrics({"step": step} | row)
-        run.trajectories(records(step, episodes, *scored, rewards, chat))
+        run.trajectories(records(step, episodes, feedback, chat))
         run.line(headline({"step": step} | row))
         if errors:
             run.line(f"  {len(errors)} comparisons failed on rank 0, the first: {errors[0]}")
@@ -465,7 +510,7 @@ def main(cfg: Config) -> dict:
 if __name__ == "__main__":
     try:
         main(config.parse(Config))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EndpointError) as error:
         raise SystemExit(f"train_grpo.py: {error}") from None
     finally:
         dist.close()

@@ -9,6 +9,8 @@ import jsonschema
 MAX_ERROR_CHARS = 240  # characters of an error text that answers a wrong call; ours
 MAX_RESULT_CHARS = 6000  # characters of one tool result; ours
 
+NO_PLAN_TEXT = "No plan."  # what a view says of an answer that holds none
+
 
 @dataclass(slots=True)
 class Call:

@@ -32,6 +32,26 @@ def anchored_reward(verdict: Verdict, outcome: str) -> float | None:
     return 1.0 if outcome == "win" else 0.0
 
 
+def gated_score(verdict: Verdict, score: float | None, *, logit: bool = False) -> float | None:
+    """Gate times a judge's score of the plan alone, in [0, 1].
+
+    score   1 (worst) to 5, or a reward model's logit; None: the judge failed, or was not asked since the gate
+            is shut
+    returns 0.0 behind a shut gate; (score - 1) / 4, of a logit its sigmoid; None without a score
+    raises  ValueError for a score outside [1, 5]
+    source  Score GRPO, a baseline of Anchored GRPO; the scale and that the gate holds are our reading
+    """
+    if not verdict.passed:
+        return 0.0
+    if score is None:
+        return None
+    if logit:
+        return 1 / (1 + math.exp(-max(-700.0, score)))
+    if not 1 <= score <= 5:
+        raise ValueError(f"score={score}; a judge's scores are 1 to 5")
+    return (score - 1) / 4
+
+
 def group_advantages(
     rewards: list[float | None], *, group: int, eps: float = 1e-6, scale: bool = True
 ) -> list[float]:

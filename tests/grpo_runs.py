@@ -24,7 +24,7 @@ from toy import tiny_model, write_tokenizer
 import train_grpo
 from envs import trips, triptailor
 from envs.base import Verdict
-from nanoplan import dist, weights
+from nanoplan import dist, feedback, weights
 from nanoplan.chat import Chat
 from nanoplan.sampler import Sampler
 
@@ -58,8 +58,8 @@ def preferred(ids: list[int]) -> bool:
     return bool(zlib.crc32(repr(ids).encode()) & 1)
 
 
-def score_by_ids(episodes, judge, *, score=train_grpo.score_for_training, **options):
-    """In place of score_for_training, which it still runs: every plan passes, some are preferred."""
+def score_by_ids(episodes, judge, *, score=feedback.score_for_training, **options):
+    """In place of feedback.score_for_training, which it still runs: every plan passes, some are preferred."""
     score(episodes, judge, **options)
     outcomes = ["win" if preferred(episode.trajectory.ids) else "loss" for episode in episodes]
     return [Verdict(True, {"toy": True}, {"toy": 0.0}, []) for _ in episodes], outcomes
@@ -94,14 +94,14 @@ def lines(out, name="metrics.jsonl") -> list[dict]:
 
 
 TRICKS = {  # what is replaced by what, for one run
-    "none": (train_grpo, "score_for_training", score_by_ids),
-    "slow": (train_grpo, "score_for_training", score_slowly),
+    "none": (feedback, "score_for_training", score_by_ids),
+    "slow": (feedback, "score_for_training", score_slowly),
     "die": (dcp, "save", die_in_save),
     "leave": (Sampler, "step", leave_in_rollout),
 }
 
 if __name__ == "__main__":
-    train_grpo.score_for_training = score_by_ids
+    feedback.score_for_training = score_by_ids
     for flags in json.loads(sys.argv[1]):
         place, name, trick = TRICKS[flags.pop("trick", "none")]
         with mock.patch.object(place, name, trick):

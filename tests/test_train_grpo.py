@@ -20,7 +20,7 @@ from test_checkpoint import FullDisk
 import train_grpo
 from envs import triptailor
 from envs.base import Verdict
-from nanoplan import checkpoint, config, dist, lora, weights
+from nanoplan import checkpoint, config, dist, feedback, lora, weights
 
 SCRIPT = Path(grpo_runs.__file__)
 FIELDS = """step loss reward_mean valid_rate win_rate constant_groups judge_errors malformed_calls
@@ -36,7 +36,7 @@ def world(tmp_path_factory):
 @pytest.fixture
 def train(world, tmp_path, monkeypatch):
     """train(name, **flags) runs train_grpo with rewards from a hash of the ids; returns the run folder."""
-    monkeypatch.setattr(train_grpo, "score_for_training", grpo_runs.score_by_ids)
+    monkeypatch.setattr(feedback, "score_for_training", grpo_runs.score_by_ids)
     handler = signal.getsignal(signal.SIGTERM)
 
     def run(name="run", **flags) -> Path:
@@ -102,7 +102,7 @@ def test_trajectories_are_whole(train, world):
 
 def test_equal_rewards_move_nothing(train, world, monkeypatch):
     # Catches: advantages of 1e-8 that eps blows up, weight decay or momentum in a step without a gradient.
-    monkeypatch.setattr(train_grpo, "score_for_training", grpo_runs.score_equally)
+    monkeypatch.setattr(feedback, "score_for_training", grpo_runs.score_equally)
     out = train(weight_decay=0.1)
     assert equal(trained(out), start(world))
     for row in lines(out):
@@ -169,10 +169,10 @@ def test_first_loss_is_the_definition(train, flags):
 @pytest.mark.parametrize("lora_r", [0, 2])
 def test_kl_holds_the_start_model(train, lora_r, monkeypatch):
     # Catches: a reference that moves along, groups of equal rewards that no penalty reaches.
-    monkeypatch.setattr(train_grpo, "score_for_training", grpo_runs.score_equally)
+    monkeypatch.setattr(feedback, "score_for_training", grpo_runs.score_equally)
     out = train("still", kl_beta=0.5, steps=2, lora_r=lora_r)
     assert [row["kl_ref"] < 1e-9 and row["tokens_trained"] > 0 for row in lines(out)] == [True, True]
-    monkeypatch.setattr(train_grpo, "score_for_training", grpo_runs.score_by_ids)
+    monkeypatch.setattr(feedback, "score_for_training", grpo_runs.score_by_ids)
     out = train("moved", kl_beta=1e-6, lora_r=lora_r, lr=0.02)
     free, held = lines(out), lines(train("held", kl_beta=100.0, lora_r=lora_r, lr=0.02))
     assert free[0]["kl_ref"] < 1e-9 < 1e-5 < free[-1]["kl_ref"] and held[-1]["kl_ref"] < free[-1]["kl_ref"]
@@ -213,7 +213,7 @@ def test_a_judge_that_fails_gives_no_reward(train, monkeypatch, capsys):
     monkeypatch.undo()
     passed = Verdict(True, {"toy": True}, {"toy": 0.0}, [])
     monkeypatch.setattr(triptailor.TripTailor, "verify", lambda self: passed)
-    monkeypatch.setattr(train_grpo, "RubricJudge", Flaky)
+    monkeypatch.setattr(train_grpo, "open_judge", lambda *_, **__: Flaky())
     out = train(steps=1)
     rows, (row,) = lines(out, "trajectories.jsonl"), lines(out)
     rewards = [r["reward"] for r in rows]
@@ -484,7 +484,7 @@ def test_a_full_disk_costs_one_step(train, monkeypatch):
     with pytest.raises(OSError, match="step_2 was not saved"):
         train("full")
     monkeypatch.undo()
-    monkeypatch.setattr(train_grpo, "score_for_training", grpo_runs.score_by_ids)
+    monkeypatch.setattr(feedback, "score_for_training", grpo_runs.score_by_ids)
     full = straight.with_name("full")
     assert [path.name for path in (full / "checkpoints").iterdir()] == ["step_1"]
     train("full", resume=True)
