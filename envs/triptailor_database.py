@@ -66,8 +66,12 @@ class Database:
         self.folder = Path(folder)
         self._tables = tables_of(self.folder)
         self.places = {kind: Cities(self._tables, kind) for kind in COLUMNS}
-        stops = self._tables.get("trains").items()
-        self._trains = {number: [TrainStop(*stop) for stop in rows] for number, rows in stops}
+        trains = self._tables.get("trains").items()
+        self._trains = {number: [TrainStop(*stop) for stop in rows] for number, rows in trains}
+        self._by_word: dict[str, set[str]] = defaultdict(set)  # first word of a station -> train numbers
+        for number, stops in self._trains.items():
+            for stop in stops:
+                self._by_word[stop.station.partition(" ")[0]].add(number)
         self._names: dict[tuple[str, str], dict[str, list[Place]]] = {}
         self._rides: dict[tuple[str, str], list[Ride]] = {}
 
@@ -83,11 +87,16 @@ class Database:
     def rides(self, origin: str, destination: str) -> list[Ride]:
         pair = normal(origin), normal(destination)
         if pair not in self._rides:
-            trains = [self._train(number, origin, destination) for number in self._trains]
+            trains = [self._train(number, origin, destination) for number in self._calling_at(*pair)]
             flights = [_ride(row) for row in self._tables.get("flights/" + "/".join(pair), [])]
             rides = flights + [train for train in trains if train is not None]
             self._rides[pair] = sorted(rides, key=lambda r: (r.fares[0], r.number, r.depart))
         return self._rides[pair]
+
+    def _calling_at(self, *cities: str) -> list[str]:
+        """Numbers of the trains with a stop whose name begins like that of each city."""
+        first, *others = (self._by_word.get(city.partition(" ")[0], set()) for city in cities)
+        return sorted(first.intersection(*others))
 
     def _train(self, number: str, origin: str, destination: str) -> Ride | None:
         """The ride between the first stop of each city, or None. Cumulative prices are not always
