@@ -1,0 +1,96 @@
+"""Every recipe is run with programs that only write down how they were called, and each call's flags are read
+by the script that would get them."""
+
+import importlib
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanoplan import config
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.sh"))
+ARGUMENTS = {  # of those that want some
+    "anchored_grpo": [["anchored"], ["score", "--reward", "score"], ["syn", "--references", "x"]],
+    "anchored_eval": [["untrained"], ["anchored", "--trials", "8"]],
+    "anchored_judges": [["anchored", "untrained"]],
+    "cmdpo_pref": [["dpo", "--loss", "dpo"]],
+    "cmdpo_eval": [["sft", "x"]],
+}
+VARIABLE = re.compile(r"\$\{?([A-Z][A-Z_0-9]+)\b")
+OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS"}  # what a recipe chooses itself
+RECORD = """#!{python}
+import json, sys
+with open({log!r}, "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+
+
+def calls_of(recipe: Path, arguments: list[str], tmp_path: Path) -> list[list[str]]:
+    """Arguments of every python and torchrun that the recipe starts."""
+    log = tmp_path / "calls.jsonl"
+    for name in ("python", "torchrun"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(RECORD.format(python=sys.executable, log=str(log)))
+        program.chmod(0o755)
+    file = tmp_path / "input.jsonl"
+    file.write_text("{}\n")
+    values = {name: str(file) for path in RECIPES for name in VARIABLE.findall(path.read_text())}
+    for name in values.keys() & {"AGENT", "JUDGE", "JUDGES", "CRITIC_AGENT"}:
+        values[name] = "http://127.0.0.1:9/v1#m"
+    for name in OPTIONAL & values.keys():
+        del values[name]
+    values |= {
+        "PYTHON": "python",
+        "RUNS": str(tmp_path / "runs"),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", str(recipe), *arguments], cwd=ROOT, env=os.environ | values, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def read(call: list[str]) -> str:
+    """Parse a call's flags as the script it starts does; returns the script."""
+    if call[0] == "-m":
+        module = importlib.import_module(call[1])
+        if hasattr(module, "Config"):
+            config.from_flags(module.Config, call[2:])
+        return call[1]
+    at = next(i for i, word in enumerate(call) if word.endswith(".py"))
+    script = ROOT / call[at]
+    assert script.is_file(), call
+    names = runpy.run_path(str(script))
+    if "Config" in names:
+        cfg = config.from_flags(names["Config"], call[at + 1 :])
+        if call[at] == "eval.py":
+            names["check"](cfg)
+    return call[at]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_calls_what_exists_with_flags_that_exist(recipe, tmp_path):
+    # Catches: a flag that was renamed after the recipe was written, a script that has moved, a bash mistake.
+    for number, arguments in enumerate(ARGUMENTS.get(recipe.stem, [[]])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        calls = calls_of(recipe, arguments, folder)
+        assert calls and all(read(call) for call in calls)
+
+
+def test_recipes_say_what_they_make_and_cost():
+    # Catches: a row of a table without a word on what it takes, or on whether it was ever run.
+    assert len(RECIPES) > 5
+    for recipe in RECIPES:
+        text = recipe.read_text()
+        assert text.startswith("#!/usr/bin/env bash\n# ") and os.access(recipe, os.X_OK), recipe
+        assert max(map(len, text.splitlines())) <= 120, recipe
