@@ -1,8 +1,9 @@
 """Worlds and plans. One file is one benchmark; knows no tensors."""
 
-from envs import musique, naturalplan, planbench, travelplanner, triptailor
+from envs import alfworld, musique, naturalplan, planbench, travelplanner, triptailor
 
 BENCHMARKS = {
+    "alfworld": alfworld,
     "musique": musique,
     "naturalplan": naturalplan,
     "planbench": planbench,
