@@ -30,8 +30,8 @@ TRAIN_ACTIONS = 12  # of prefix and continuation together in training; Caddie
 MAX_COMMAND_CHARS = 120
 SYSTEM = (
     "Do the task in this house: one command a turn. Commands: look; inventory; go to R; open R; close R; "
-    "take O from R; move O to R; examine X; use O; heat O with R; cool O with R; clean O with R; slice O with "
-    "O. R is a place such as shelf 1, O a thing such as mug 2."
+    "take O from R; move O to R; examine X; use O; heat O with R; cool O with R; clean O with R; slice O "
+    "with O. R is a place such as shelf 1, O a thing such as mug 2."
 )
 TOOLS = [
     Tool(
