@@ -154,7 +154,7 @@ def _official_time(text: str) -> tuple[str, float, float] | None:
 
 _PHRASE = re.compile("proposed time", re.IGNORECASE)
 _ANSWER = re.compile(
-    rf"\b([A-Za-z]+day)\b,?(?: at| from| during)? ?({_CLOCK}) ?(?:-|–|—|to|until) ?({_CLOCK})"
+    r"\b([A-Za-z]+day)\b,?(?: at| from| during)? ?([0-9]+:[0-9]+) ?(?:-|–|—|to|until) ?([0-9]+:[0-9]+)"
     r"(?![0-9:])(?! ?[ap]\.?m)",
     re.IGNORECASE,
 )
@@ -171,6 +171,9 @@ def read_time(answer: object) -> Slot:
     if phrases := list(_PHRASE.finditer(text)):
         after = [[m for m in matches if m.start() >= phrase.end()] for phrase in phrases]
         matches = [found[0] for found in after if found]
+    for time in (m[side] for m in matches for side in (2, 3)):
+        if not re.fullmatch(_CLOCK, time):
+            raise ValueError(f"{time[:20]!r} is no time of day")
     times = {Slot(m[1].capitalize(), minute(m[2]), minute(m[3])) for m in matches}
     if not times:
         raise ValueError("no time like 'Monday, 9:00 - 9:30'")

@@ -169,16 +169,16 @@ _VISIT = re.compile(
 
 def read_plan(answer: object) -> Plan:
     """The plan in an answer: lines "Day 1-4: Visit A for 4 days." and "Day 4: Fly from A to B.", with or
-    without stars and bullets; lines that do not start with "Day" and a number are prose.
+    without stars, bullets and quotes; lines whose first words are not "Day" and a number are prose.
 
     raises  ValueError with a one-line reason if there is none or a line of it cannot be read
     """
     plan = Plan([], [], [])
     for raw in final_text(answer).splitlines():
-        line = raw.strip(" \t-•#>_")
+        line = raw.strip(" \t-•#>_\"'")
         if header := re.search(r"European cities for ([0-9]{1,4}) days", line):
             plan.totals.append(int(header[1]))
-        if not re.match(r"days?\s*[0-9]", line, re.IGNORECASE):
+        if not re.match(r"[\W_]*days?\s*[0-9]", line, re.IGNORECASE):
             continue
         match = _LINE.fullmatch(line)
         visit = match and _VISIT.fullmatch(match[3])

@@ -110,7 +110,7 @@ def read_trip(text, facts):
         if re.match(r"[\W_]*days?\s*[0-9]", line, re.IGNORECASE):
             numbers = [int(x) for x in re.findall(r"[0-9]+", line)]
             names = [w for w in re.findall(r"[^\W_]+", line) if w in facts["stays"]]
-            if "from" in line:
+            if "from" in line.lower():
                 flights.append((numbers[0], *names))
             else:
                 trip.append((names[-1], numbers[0], numbers[1]))
