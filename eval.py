@@ -6,6 +6,7 @@
     python eval.py --bench planbench --data DIR --split blocksworld --shots 0 --trials 4 \\
         --agent http://127.0.0.1:8000/v1#MODEL --method refine --cache runs/replies  # an endpoint
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
+    python eval.py --bench triptailor --outputs runs/e/items.jsonl --best_of 8 --out runs/best   # --trials 8
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
     python eval.py --bench planbench --help         # the options of a benchmark, such as --shots
@@ -32,6 +33,7 @@ from tqdm import tqdm
 from envs import BENCHMARKS, travelplanner, trips, triptailor_metrics
 from envs.base import Env
 from nanoplan import agents, config, dist, evaluate, log, lora, options, report, summary, weights
+from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
 from nanoplan.chat import Chat
 from nanoplan.judge import Judge
 from nanoplan.judge_stats import statistics
@@ -69,10 +71,10 @@ class Config:
     adapter: str = ""  # LoRA adapter in PEFT's format, folder or hub name
     agent: str = ""  # http://HOST/v1#MODEL or local:FOLDER, with ?concurrency=16&price_in=2.5&price_out=10
     outputs: str = ""  # JSONL file of another system's final answers, {"id", "output"} a line
+    best_of: int = 0  # of --outputs with several answers a request, such as items.jsonl: the first N compete
+    select: str = "constraints"  # what chooses: constraints, oracle, or a judge, which scores each plan alone
     recompute: str = ""  # a folder of an earlier run: make results.json and the table from its files
-    judge: tuple[
-        str, ...
-    ] = ()  # rubric, http://HOST/v1#MODEL, local:FOLDER, rm:FOLDER; empty: triptailor rubric
+    judge: tuple[str, ...] = ()  # rubric, http://HOST/v1#MODEL, local:FOLDER, rm:FOLDER; triptailor: rubric
     compare: tuple[str, ...] = ()  # two such folders A B: paired differences B - A
     out: str = "runs/eval"  # folder of the results; an earlier run there is moved aside
     # sampling
@@ -127,6 +129,8 @@ def check(cfg: Config) -> None:
             f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}, trials={cfg.trials}, rounds={cfg.rounds}: "
             "wanted 1, 0, 0, 1, 1 or more"
         )
+    if cfg.best_of < 0 or (given[0] != "--outputs" and (cfg.best_of or cfg.select != Config.select)):
+        raise ValueError(f"best_of={cfg.best_of}, select={cfg.select}: wanted 1 or more, for --outputs alone")
     if cfg.trials > 1 and (cfg.temperature == 0 or given[0] not in ("--model", "--agent")):
         raise ValueError(f"trials={cfg.trials}: only a sampled --model or --agent gives several answers")
 
@@ -307,7 +311,9 @@ def run_outputs(cfg: Config) -> tuple[Config, list[dict]]:
     if leaderboard_only(cfg):
         raise ValueError("split=test: only TravelPlanner's leaderboard scores it; choose another split")
     every = load_requests(cfg, n=None)
-    outputs = evaluate.read_outputs(cfg.outputs, known=[env.task.id for env in every])
+    known = [env.task.id for env in every]
+    read = evaluate.read_candidates if cfg.best_of else evaluate.read_outputs
+    outputs = read(cfg.outputs, known=known)
     envs = load_requests(cfg, n=cfg.n) if cfg.n else every
     missing = [env.task.id for env in envs if env.task.id not in outputs]
     if missing:
@@ -316,8 +322,22 @@ def run_outputs(cfg: Config) -> tuple[Config, list[dict]]:
     if unused:
         print(f"{unused} outputs are not among the {len(envs)} requests and are not scored")
     cfg, judges = judges_of(cfg, envs)
+    if cfg.best_of:
+        outputs = best_of(envs, outputs, num=cfg.best_of, select=selector_of(cfg, judges))
     open_out(cfg)
     return cfg, evaluate.score_outputs(envs, outputs, judges)
+
+
+def selector_of(cfg: Config, judges: list[Judge]) -> Selector:
+    """What --select names."""
+    if cfg.select == "constraints":
+        return by_constraints
+    if cfg.select == "oracle":
+        return by_oracle(judges)
+    judge = open_judge(cfg.select, cache=cfg.cache or None, device=dist.device())
+    if hasattr(judge, "probe"):
+        judge.probe()
+    return by_score(judge, on_error=lambda text: print(f"not ranked: {text}"))
 
 
 def open_out(cfg: Config) -> None:
@@ -330,7 +350,8 @@ def open_out(cfg: Config) -> None:
 def results_of(cfg: dict, items: list[dict]) -> dict:
     """results.json: a function of config.json and items.jsonl."""
     judged = any(item["win"] is not None or item["outcome"] == "error" for item in items)
-    names = ("bench", "split", "data", "options", "model", "adapter", "agent", "method", "outputs", *SAMPLING)
+    names = "bench split data options model adapter agent method outputs best_of select".split()
+    names += SAMPLING
     about = {name: cfg.get(name, "") for name in names}
     about["options"] = list(about["options"])
     about["judge"] = ", ".join(cfg.get("judge", ["rubric"])) if judged else None

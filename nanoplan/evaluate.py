@@ -233,14 +233,7 @@ def score_outputs(envs: list[Env], outputs: dict[str, str], judges: list[Judge])
 
     outputs  id -> final answer (see read_outputs); what is not known of a system (PER_PLAN) is None
     """
-    episodes = []
-    for env in envs:
-        env.reset()
-        text = outputs.get(env.task.id)
-        if text is not None:
-            env.step(text, [])
-        episodes.append(Episode(env, Trajectory(stop=UNDELIVERED if text is None else "answer"), None, 0))
-    items = score_for_report(episodes, judges)
+    items = score_for_report([answered(env, outputs.get(env.task.id)) for env in envs], judges)
     for item in items:
         item |= dict.fromkeys(PER_PLAN)
         if item["stop"] == UNDELIVERED:
@@ -249,16 +242,42 @@ def score_outputs(envs: list[Env], outputs: dict[str, str], judges: list[Judge])
     return items
 
 
+def answered(env: Env, text: str | None) -> Episode:
+    """An episode that is nothing but a final answer; None: there is none."""
+    env.reset()
+    if text is not None:
+        env.step(text, [])
+    return Episode(env, Trajectory(stop=UNDELIVERED if text is None else "answer"), None, 0)
+
+
 def read_outputs(path: str | Path, *, known: Collection[str]) -> dict[str, str]:
-    """id -> final answer, from a file of lines {"id", "output"}.
+    """id -> final answer: read_candidates, where an id that was there before is an error, too."""
+    lines: dict[str, int] = {}
+    outputs: dict[str, str] = {}
+    for number, id, output in _answers(path, known):
+        if id in outputs:
+            where = f"{path} line {number}"
+            raise ValueError(f"{where}: id {id!r} is on line {lines[id]} too; give one output per id")
+        outputs[id], lines[id] = output, number
+    return outputs
+
+
+def read_candidates(path: str | Path, *, known: Collection[str]) -> dict[str, list[str]]:
+    """id -> final answers, in their order, from a file of lines {"id", "output"}.
 
     An output is a string, or an object, which becomes JSON text. Other fields of a line are not read.
     known   the ids that may occur
-    raises  ValueError that names file and line: no JSON object, a key twice, a missing or wrong field, an id
-            that is unknown or was there before, and a file without a line
+    raises  ValueError that names file and line: no JSON object, a key twice, a missing or wrong field, an
+            unknown id, and a file without a line
     """
-    outputs: dict[str, str] = {}
-    lines: dict[str, int] = {}  # id -> line number
+    candidates: dict[str, list[str]] = {}
+    for _, id, output in _answers(path, known):
+        candidates.setdefault(id, []).append(output)
+    return candidates
+
+
+def _answers(path: str | Path, known: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """(line number, id, answer) of every line."""
     for number, row in read_lines(path):
         where = f"{path} line {number}"
         for field, kinds in (("id", str), ("output", (str, dict))):
@@ -271,11 +290,7 @@ def read_outputs(path: str | Path, *, known: Collection[str]) -> dict[str, str]:
         if id not in known:
             near = difflib.get_close_matches(id, known, n=1, cutoff=0.0)
             raise ValueError(f"{where}: unknown id {id[:60]!r}; of {len(known)} ids {near[0]!r} is nearest")
-        if id in outputs:
-            raise ValueError(f"{where}: id {id!r} is on line {lines[id]} too; give one output per id")
-        outputs[id] = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-        lines[id] = number
-    return outputs
+        yield number, id, output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
 
 
 def read_items(folder: str | Path) -> list[dict]:

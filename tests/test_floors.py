@@ -38,6 +38,7 @@ ROWS = [
         "report",
         "agents",
         "anchors",
+        "best_of",
         "feedback",
         "pairs",
         "reference",
