@@ -43,7 +43,7 @@ def calls_of(recipe: Path, arguments: list[str], tmp_path: Path) -> list[list[st
     file = tmp_path / "input.jsonl"
     file.write_text("{}\n")
     values = {name: str(file) for path in RECIPES for name in VARIABLE.findall(path.read_text())}
-    for name in values.keys() & {"AGENT", "JUDGE", "JUDGES", "CRITIC_AGENT"}:
+    for name in values.keys() & {"AGENT", "JUDGE", "JUDGES", "RERANKER"}:
         values[name] = "http://127.0.0.1:9/v1#m"
     for name in OPTIONAL & values.keys():
         del values[name]
