@@ -1,6 +1,11 @@
 """Worlds and plans. One file is one benchmark; knows no tensors."""
 
+import warnings
+
 from envs import alfworld, musique, naturalplan, planbench, travelplanner, triptailor
+
+# `python -m envs.musique serve` runs a file that was imported here; it keeps no state that could be there twice
+warnings.filterwarnings("ignore", "'envs.musique' found in sys.modules", RuntimeWarning)
 
 BENCHMARKS = {
     "alfworld": alfworld,

@@ -411,11 +411,15 @@ def test_passage_formats(tmp_path):
 
 
 def test_the_serve_command(tmp_path):
-    # Catches: a command line that does not start, or that serves something other than the file.
+    # Catches: a command that does not start, warns, or serves something other than the file.
     folder = musique_make.build(tmp_path, train=0, dev=2, worlds=1, entities=60)
     command = [sys.executable, "-m", "envs.musique", "serve", "--port", "0", "--passages"]
     process = subprocess.Popen(
-        [*command, str(folder / "passages_dev.jsonl")], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [*command, str(folder / "passages_dev.jsonl")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         line = process.stdout.readline()
@@ -425,7 +429,7 @@ def test_the_serve_command(tmp_path):
         assert env.verify().passed
     finally:
         process.kill()
-        process.wait()
+        assert process.communicate()[1] == ""
     done = subprocess.run([*command, str(tmp_path / "no")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "is no file" in done.stderr and "Traceback" not in done.stderr
 
