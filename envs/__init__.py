@@ -4,7 +4,7 @@ import warnings
 
 from envs import alfworld, musique, naturalplan, planbench, travelplanner, triptailor
 
-# `python -m envs.musique serve` runs a file that was imported here; it keeps no state that could be there twice
+# `python -m envs.musique serve` runs a file that is imported here; it keeps no state of its own
 warnings.filterwarnings("ignore", "'envs.musique' found in sys.modules", RuntimeWarning)
 
 BENCHMARKS = {
