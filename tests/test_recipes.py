@@ -22,6 +22,7 @@ ARGUMENTS = {  # of those that want some
     "anchored_judges": [["anchored", "untrained"]],
     "cmdpo_pref": [["dpo", "--loss", "dpo"]],
     "cmdpo_eval": [["sft", "x"]],
+    "cmdpo_external": [["zero_shot"], ["mas"]],
 }
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z_0-9]+)\b")
 OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS"}  # what a recipe chooses itself
