@@ -1,0 +1,39 @@
+"""The table of recipes/laptop_anchored.sh: mean over seeds and, behind +-, half the spread between them.
+
+python recipes/laptop_anchored_table.py runs/laptop_anchored
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+PAPER = {  # valid and LLM win in percent, of 703 real requests: another world, model, judge; "" = not given
+    "untrained": ("46.7", "45.4"), "sft": ("", "39.5"), "constraint": ("", "55.5"), "score": ("", "38.5"),
+    "ungated": ("", ""), "anchored": ("", "61.6"), "syn": ("", "43.3"), "dpo": ("", ""),
+    "best_of_8.constraints": ("64.6", ""), "best_of_8.oracle": ("64.6", ""), "best_of_8.rubric": ("46.1", ""),
+}  # fmt: skip
+RATES = ("valid_rate", "win_rate")
+
+
+def show(values: list[float]) -> str:
+    return f"{100 * statistics.fmean(values):.1f} ± {50 * (max(values) - min(values)):.1f}"
+
+
+def main(folder: Path) -> None:
+    found: dict[str, list[dict]] = {}  # row -> results of its seeds
+    for path in sorted(folder.glob("*/*/eval/results.json")):
+        found.setdefault(path.parents[1].name, []).append(json.loads(path.read_text()))
+    for path in sorted(folder.glob("*/best_of_8.*/results.json")):
+        if path.parent.name in PAPER:
+            found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    print("| row | seeds | valid, % | valid and preferred, % | paper: valid, % | LLM win, % |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for row in [name for name in PAPER if name in found]:
+        cells = [show([results["strict"][rate]["value"] for results in found[row]]) for rate in RATES]
+        paper = [text or "–" for text in PAPER[row]]
+        print(f"| {row} | {len(found[row])} | {' | '.join([*cells, *paper])} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
