@@ -16,7 +16,7 @@ test: venv-dev
 # the Triton kernels, run by Triton's interpreter on a machine without a GPU
 test-kernels: venv-dev
 	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_linear_logp.py tests/test_clip_loss.py tests/test_decode.py \
-		tests/test_sampler_shared.py
+		tests/test_sampler_shared.py tests/test_train_interpreted.py
 
 # learning runs of more than three minutes each
 test-slow: venv-dev

@@ -30,6 +30,8 @@ TILES = {
     2: {"BN": 64, "num_warps": 4, "num_stages": 3},
     4: {"BN": 16, "num_warps": 8, "num_stages": 2},
 }
+if INTERPRET:  # where an operation costs the same at any width
+    TILES = {size: how | {"BN": SPLIT // 2} for size, how in TILES.items()}
 MAX_HEADS = 64  # query heads per program, at most: rows of a group times H / J
 LOG2E = math.log2(math.e)
 LOW = -1e30  # stands for -inf: inf - inf never arises

@@ -350,7 +350,7 @@ class Sampler:
         longest = min(_round_up(own, 256), self.max_len)
         if not groups:
             return Shape(width, longest)
-        num = _power_of_two(max(4, len(groups)))
+        num = _power_of_two(max(2, len(groups)))
         self.members = max(self.members, _power_of_two(max(len(rows) for rows in groups)))
         shared = min(_round_up(max(rows[0].num_shared for rows in groups), 256), self.max_len)
         return Shape(width, longest, num, self.members, shared)
