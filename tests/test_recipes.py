@@ -25,7 +25,7 @@ ARGUMENTS = {  # of those that want some
     "cmdpo_external": [["zero_shot"], ["mas"]],
 }
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z_0-9]+)\b")
-OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS"}  # what a recipe chooses itself
+OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS", "STEPS", "REQUESTS"}  # what a recipe chooses itself
 RECORD = """#!{python}
 import json, sys
 with open({log!r}, "a") as file:
