@@ -68,8 +68,8 @@ def score(text: str, info: dict, *, days: int, budget: float, meals: tuple[float
     }
     checks = {name: bool(_tried(verdicts[name], default=False)) for name in CHECKS}
     route = route_km(plan, info) if sandbox.get("sight") else None
-    number = cost if isinstance(cost, int | float) and math.isfinite(_tried(lambda: float(cost), 0)) else None
-    return Score(checks, number, route)
+    amount = _tried(lambda: float(0 + cost), math.nan)  # a text has none, a long integer cannot be stored
+    return Score(checks, cost if math.isfinite(amount) else None, route)
 
 
 def _tried(check: Callable, default=None):

@@ -166,6 +166,9 @@ def test_a_sound_plan_passes_and_its_numbers_are_right():
     assert result.route_km[1] == pytest.approx((legs[1] + legs[4]) / 2) and result.route_km[2] == 0.0
     fenced = f"<think>{{}}</think>Here:\n```json\n{json.dumps(plan())}\n```"
     assert scored(fenced) == result
+    texts = {"hotel": [{"name": "x", "price_per_night": "9"}], "transportation": [], "itinerary": {}}
+    assert scored(texts).cost is None and BUDGET in failing(scored(texts))
+    assert scored(changed(lake(price=10**4000))).cost is scored(changed(lake(price=math.inf))).cost is None
     assert (
         scored(plan(), {**{k: v for k, v in INFO.items() if k != "hotels"}, "hotel": INFO["hotels"]})
         == result
