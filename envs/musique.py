@@ -193,8 +193,10 @@ class MuSiQue(Env):
         return messages, self.done
 
     def answer(self, text: str) -> None:
-        """The final answer of a turn without a call, or of a stored output."""
-        self.answer_text = read_answer(text)
+        """The final answer of a turn without a call, or of a stored output, whose searches count if the
+        episode has none of its own."""
+        self.answer_text, queries = read_output(text)
+        self.queries = self.queries or queries
 
     def call(self, name: str, arguments: dict) -> str:
         if self.done:
@@ -267,17 +269,19 @@ def fill(question: str, found: list[str]) -> str:
     return re.sub(r"#(\d)", lambda m: found[int(m[1]) - 1] if 0 < int(m[1]) <= len(found) else m[0], question)
 
 
-def read_answer(text: str) -> str:
-    """The answer in a text that may be a stored output: an object with "answer" or "predicted_answer"."""
-    if text.startswith("{"):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return text
-        for key in ("answer", "predicted_answer"):
-            if isinstance(value, dict) and isinstance(value.get(key), str):
-                return value[key]
-    return text
+def read_output(text: str) -> tuple[str, list[str]]:
+    """(answer, queries) of a text that may be a stored output: a JSON object with "answer" or
+    "predicted_answer", and "searches", the queries of an episode that was played elsewhere."""
+    try:
+        value = json.loads(text) if text.startswith("{") else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return text, []
+    answer = value.get("answer", value.get("predicted_answer"))
+    searches = value.get("searches")
+    queries = [query for query in searches if isinstance(query, str)] if isinstance(searches, list) else []
+    return (answer if isinstance(answer, str) else text), [query for query in queries if query.strip()][:100]
 
 
 def answer_view(answer: str, question: Question) -> PlanView:

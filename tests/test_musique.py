@@ -219,6 +219,25 @@ def test_any_output_is_scored(tmp_path, output, match):
     assert len(env.view().text) <= 400 and all(len(reason) <= 200 for reason in env.verify().reasons)
 
 
+def test_the_searches_of_a_stored_output_count_once(tmp_path):
+    # Catches: a stored episode that can never succeed, or a text that adds searches to an episode's own.
+    env = one(tmp_path)
+    for searches, passed in (
+        (["a", "b", "c"], True),
+        (["a", "b"], False),
+        (["a", "b", " ", 3], False),
+        ("abc", False),
+    ):
+        env.reset()
+        env.step(json.dumps({"answer": "Jo Hale-Webb", "searches": searches}), [])
+        assert env.verify().passed == passed and env.official()["em_searched"] == passed
+        assert env.verify().checks["answer"]
+    env.reset()
+    env.step("", [search("a")])
+    env.step(json.dumps({"answer": "Jo Hale-Webb", "searches": ["a", "b", "c"]}), [])
+    assert env.queries == ["a"] and not env.verify().passed
+
+
 def test_search_results(tmp_path):
     # Catches: passages without their idx, a top_k that is ignored, a search without a hit that raises.
     env = one(tmp_path, top_k=1)
