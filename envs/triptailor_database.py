@@ -2,7 +2,8 @@
 
 Read-only and lazy: a city's places and a pair's rides are made when they are first asked for. A folder with
 more than LARGE bytes of CSV is read once into an index beside the data (envs/triptailor_index.py), in the
-project's .cache where that folder cannot be written to.
+project's .cache where that folder cannot be written to. Measured on triptailor_large's full size on one core:
+index made in 10 s (43 MB), later starts 0.2 s and 73 MB, 345 MB once all cities have been asked for.
 """
 
 import hashlib

@@ -33,7 +33,8 @@ SCHEDULE = re.compile(rf"\b[Dd]epart\w*\D{{0,40}}?{TIME}.{{0,60}}?\b[Aa]rriv\w*\
 RIDE = re.compile(r"^(?:(?:high-speed )?train|flight|travel|return|journey|depart\w*|fly)\b", re.IGNORECASE)
 CHECK_IN = re.compile(r"check[- ]?in\b(?:\s*(?:at|to|into)\s+(?P<name>.+))?", re.IGNORECASE)
 MEAL = re.compile(
-    r"\b(?P<meal>breakfast|brunch|lunch|dinner|supper)\b(?:.*?\b(?:at|in)\s+(?P<name>.+))?", re.IGNORECASE
+    r"\b(?P<meal>breakfast|brunch|lunch|dinner|supper)\b(?:(?:.*?\b(?:at|in)\s+|\s*[:–-]\s*)(?P<name>.+))?",
+    re.IGNORECASE,
 )
 NO_PLACE = re.compile(
     r"check[- ]?out|^(?:rest|relax|free time|leisure|pack|transfer|back to|head|arriv\w+|return to)\b",
@@ -82,7 +83,8 @@ def read_days(days: list[str], *, origin: str, destination: str) -> Reading:
             where = f"day {day}, {section.title!r}"
             way = ride_way(section, day, len(days), origin, destination, rides)
             if way:
-                rides[way] = read_ride(section, day, way, origin, destination, reading.unread, where)
+                ride = read_ride(section, day, way, origin, destination, reading.unread, where)
+                rides[way] = ride or rides.get(way)
             elif (found := CHECK_IN.search(section.title)) is not None:
                 hotels += [] if hotels else read_hotel(section, found["name"], reading.unread, where)
             elif NO_PLACE.search(section.title):
@@ -109,8 +111,9 @@ def split_sections(text: str, where: str, unread: list[str]) -> list[Section]:
     others = [head[1] for head in HEADING.finditer(text) if head.start() not in timed]
     unread += [f"no time: {where}, {title[:60]!r}" for title in others if "itinerary" not in title.lower()]
     sections = []
-    for head, after in zip(heads, [*heads[1:], None], strict=True):
-        body = text[head.end() : after.start() if after else len(text)]
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    for head, end_of_body in zip(heads, ends, strict=False):  # without a head there is no body
+        body = text[head.end() : end_of_body]
         bullets: dict[str, str] = {}
         for bullet in BULLET.finditer(body):
             bullets.setdefault(bullet[1].strip().lower(), bullet[2])
@@ -133,13 +136,14 @@ def time_slot(section: Section, following: int | None) -> str:
 
 
 def ride_way(section: Section, day: int, days: int, origin: str, destination: str, rides: dict) -> str:
-    """ "out", "back", or "" for a section that is no ride between the cities: one on the first or last day
-    whose title says so, and which names a number or the city it goes to."""
+    """ "out", "back", or "" for a section that is no ride between the cities. A ride is on the first or last
+    day, its title says so, and it names the city it goes to or, as long as none does, a number."""
     if not RIDE.match(section.title):
         return ""
     for way, on, city in (("out", 1, destination), ("back", days, origin)):
         goes = re.search(rf"\b(?:to|for) {re.escape(normal(city))}\b", normal(section.title))
-        if day == on and way not in rides and (goes or (NUMBER.search(section.body) and mode_of(section))):
+        numbered = not rides.get(way) and NUMBER.search(section.body) and mode_of(section)
+        if day == on and (goes or numbered):
             return way
     return ""
 

@@ -1,6 +1,8 @@
 """Human day texts to plan JSON: every noise of the official texts, and what could not be read is counted."""
 
+import copy
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +84,10 @@ SECTIONS = {
     ),
     "bullet without bold": (
         "### 12:00–13:00 | Lunch at Mint Wok\n- Average Price: 60 RMB",
+        ("12:00–13:00", "Mint Wok", 60, "dining"),
+    ),
+    "name behind a colon": (
+        "### 12:00–13:00 | Lunch: Mint Wok\n- **Price**: ¥60",
         ("12:00–13:00", "Mint Wok", 60, "dining"),
     ),
     "sight as it is": (
@@ -172,6 +178,15 @@ def test_times_of_rides_are_the_prose_s():
     assert reading.plan["transportation"][1]["time"] == "16:15–19:35"
 
 
+def test_a_way_to_the_station_is_not_the_ride():
+    # Catches: the transfer that mentions the train taken for it, and the train for a sight.
+    way = "### 15:00–16:00 | Travel to the station\nFor your **flight** **9C8888**."
+    assert read(last=[way]).plan == read().plan
+    late = "### 19:00–20:00 | Return to Lanmu\nYou are home."
+    reading = read_days(["\n".join([OUT, STAY]), f"{BACK}\n{late}"], origin="Lanmu", destination="Sorin")
+    assert reading.plan == read().plan and reading.unread[0].startswith("ride without mode")
+
+
 UNREAD = {
     "no hotel": ("### 09:30–10:00 | Check-in at Amber's Inn", "### 09:30–10:00 | A nap"),
     "ride without number": ("**G12/G15**", "the early one"),
@@ -207,6 +222,31 @@ def test_long_hostile_texts_end():
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return trips.build(tmp_path_factory.mktemp("world"), seed=5, train=40, test=10, days=(2, 4))
+
+
+def test_damaged_texts_are_read_or_refused(world):
+    # Catches: an exception on a text that is not as expected.
+    rng = random.Random(0)
+    records = json.loads((world / "train.json").read_text(encoding="utf-8"))
+    read_whole = 0
+    for _ in range(1000):
+        record = copy.deepcopy(rng.choice(records))
+        day = rng.randrange(len(record["final_plan"]))
+        text = record["final_plan"][day]
+        for _ in range(rng.randint(1, 5)):
+            cut = rng.randrange(len(text))
+            text = (
+                text[:cut]
+                + rng.choice(("", "9", ":", "*", "|", "¥", "\n", "–", "#"))
+                + text[cut + rng.randint(0, 9) :]
+            )
+        record["final_plan"][day] = text
+        reading = read_record(record)
+        assert reading.plan is not None or reading.unread
+        if reading.plan is not None:
+            json.dumps(reading.plan)
+            read_whole += 1
+    assert read_whole > 500
 
 
 def test_every_text_of_the_built_in_world_gives_its_plan(world):
