@@ -226,6 +226,7 @@ class Service:
                 f"retrieval url={url!r}, wanted http://HOST:PORT of `python -m envs.musique serve`"
             )
         self.url, self.retries, self.pause_s = url.rstrip("/"), retries, pause_s
+        self.timeout_s = timeout_s
         self.client = httpx.Client(timeout=timeout_s, trust_env=False)
         self.fingerprint = ""  # of the first answer
         self.lock = threading.Lock()
@@ -249,21 +250,31 @@ class Service:
             if attempt:
                 time.sleep(self.pause_s * 2 ** (attempt - 1))
             try:
-                response = self.client.post(f"{self.url}/search", json=request)
-                if response.status_code < 400:
-                    return checked_answer(response.content)
-                why = f"HTTP {response.status_code}: {response.text[:80]!r}"
-                if response.status_code < 500:
+                status, body = self._post(request)
+                if status < 400:
+                    return checked_answer(body)
+                why = f"HTTP {status}: {body[:80].decode('utf-8', 'replace')!r}"
+                if status < 500:
                     break
             except (httpx.HTTPError, ValueError) as error:
                 why = f"{type(error).__name__}: {error}"
         raise RetrievalError(f"{self.url} failed after {attempt + 1} tries: {why[:120]}; is it running?")
 
+    def _post(self, request: dict) -> tuple[int, bytes]:
+        """Status and body of one try, read within the time and the size that an answer may have."""
+        body, deadline = bytearray(), time.monotonic() + self.timeout_s
+        with self.client.stream("POST", f"{self.url}/search", json=request) as response:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > MAX_ANSWER:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"the answer is not whole after {self.timeout_s:g} s")
+        return response.status_code, bytes(body)
+
 
 def checked_answer(body: bytes) -> dict:
     """A search answer with everything in it that `search` needs. Raises ValueError for anything else."""
-    if len(body) > MAX_ANSWER:
-        raise ValueError(f"an answer of {len(body)} bytes, wanted at most {MAX_ANSWER}")
     try:
         answer = json.loads(body.decode("utf-8"))
     except RecursionError:

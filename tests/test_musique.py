@@ -1,3 +1,4 @@
+import contextlib
 import json
 import random
 import socket
@@ -5,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -338,7 +338,7 @@ def test_generated_worlds_do_not_depend_on_their_number(tmp_path):
         musique_make.build(tmp_path, entities=5)
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(store_or_handler):
     """A running server and its address."""
     if isinstance(store_or_handler, Store):
@@ -498,8 +498,33 @@ def hang(handler, number):
     threading.Event().wait(2)
 
 
+def trickle(handler, number):
+    """An answer that would take three seconds, a byte at a time."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "60")
+    handler.end_headers()
+    for _ in range(60):
+        try:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+        except OSError:
+            return
+        threading.Event().wait(0.05)
+
+
+def flood(handler, number):
+    """An answer without an end."""
+    handler.send_response(200)
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b" " * 2**20)
+
+
 @pytest.mark.parametrize(("behave", "words"), [
     (hang, "ReadTimeout"),
+    (trickle, "not whole after 0.3 s"),
+    (flood, "more than|not whole"),
     (lambda h, n: send(h, GOOD[:20], length=500), "RemoteProtocolError|ReadError"),
     (lambda h, n: send(h, b"oops", status=503), "HTTP 503"),
     (lambda h, n: send(h, b"<html>"), "JSONDecodeError"),
