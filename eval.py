@@ -48,6 +48,7 @@ METRICS = {  # a benchmark's own rates, from stored items
     "travelplanner": travelplanner.metrics,
     "triptailor": triptailor_metrics.METRICS,
 }
+COMPARE = {"triptailor": triptailor_metrics.compare_runs}  # more than paired differences
 LIMITS = {  # of an episode, where a flag is left at none: of a --model, as in train_grpo.py; of an --agent
     "turns": (6, 30),
     "turn_tokens": (400, 4096),
@@ -378,6 +379,8 @@ def compare(cfg: Config) -> dict:
         if alone:
             print(f"{alone} of {len(of)} requests are in {folder} alone and are left out")
     print(body)
+    if configs[0]["bench"] in COMPARE:
+        print(report.transitions(COMPARE[configs[0]["bench"]](*items, seed=cfg.seed)))
     return differences
 
 

@@ -129,6 +129,24 @@ def comparison(differences: dict, *, names: tuple[str, str]) -> str:
     return head + "\n" + log.table(["", "A", "B", "B - A", "95 % interval", "pairs"], rows)
 
 
+def transitions(found: dict) -> str:
+    """What became of A's valid and invalid plans in B, and the benchmark's own rates with p-values, as a
+    benchmark's `compare_runs` gives them."""
+    rows = [
+        [name, *(number(found[name][part], share=True) for part in ("official", "strict"))]
+        for name in ("retained", "converted")
+    ]
+    rows.append(["requests gained", *("–" if n is None else f"{n:+d}" for n in found["net"].values())])
+    kept = log.table(["valid plans", "official", "strict"], rows)
+    rows = []
+    for name, row in found["rates"].items():
+        a, b = (number(row[key], share=True) for key in ("a", "b"))
+        diff, low, high = (number(row[key], share=True, sign="+") for key in ("diff", "low", "high"))
+        rows.append([name, a, b, diff, f"{low} to {high}", f"{row['p']:.3f}", row["pairs"]])
+    head = ["benchmark's own", "A", "B", "B - A", "95 % interval", "p", "pairs"]
+    return f"\n{kept}\n\n{log.table(head, rows)}"
+
+
 def label(name: str) -> str:
     """A row's name: counts are per plan."""
     return f"{name} per plan" if name in PER_PLAN else name

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from grpo_runs import make
+from llm_server import LLMServer
 from pair import run_pair
 
 import eval as script
@@ -12,6 +13,7 @@ from bench import scoring
 from envs import triptailor
 from nanoplan import evaluate, lora, summary, weights
 from nanoplan.chat import Chat
+from nanoplan.judge import RubricJudge
 
 CHECKS = 7
 
@@ -138,6 +140,30 @@ def test_a_judge_is_asked_both_orders_and_its_errors_are_no_results(envs):
     assert math.isnan(evaluate.rates(nothing)["win_rate"]) and evaluate.rates(nothing)["valid_rate"] == 1.0
 
 
+def test_several_judges_are_averaged_and_kept_apart(flags, envs, tmp_path, capsys):
+    # Catches: the first judge alone in the win rate, a judge's error hidden by another's result, a table of
+    # judges that the stored items can't give again.
+    outputs = {env.task.id: json.dumps(reference(env)) for env in envs}
+    panel = [Stubborn(), RubricJudge()]  # half of the orders, and a tie that is no win
+    items = evaluate.score_outputs(envs, outputs, panel)
+    assert [(item["win"], item["outcome"]) for item in items] == [(0.25, "tie")] * 3
+    assert set(items[0]["judges"]) == {"stubborn", "rubric"}
+    assert items[0]["judges"]["stubborn"]["outcomes"] == ["win", "loss"]
+    broken = [Stubborn(f"Total: ¥{envs[0].reference().cost():g} "), RubricJudge()]
+    items = evaluate.score_outputs(envs, outputs, broken)
+    assert [item["win"] for item in items] == [None, 0.25, 0.25] and items[0]["outcome"] == "error"
+    file = write(tmp_path / "p.jsonl", [{"id": id, "output": text} for id, text in outputs.items()])
+    with LLMServer(lambda body: '{"plan_a": 5, "plan_b": 1}') as server:
+        judges = ("rubric", f"{server.url}#first?retries=0")
+        results = script.main(outputs_config(flags, file, tmp_path / "o", judge=judges))
+    rubric, first = (results["judges"][name] for name in results["judges"])
+    assert rubric["win_rate"] == 0.0 and (first["win_rate"], first["first_wins"]) == (0.5, 1.0)
+    assert results["strict"]["win_rate"]["value"] == 0.25
+    assert "winner depends on order" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="two of one name"):
+        script.main(outputs_config(flags, file, tmp_path / "o", judge=("rubric", "rubric")))
+
+
 def test_outputs_beyond_n_are_known_but_not_scored(flags, envs, tmp_path, capsys):
     # Catches: --n that refuses a whole split's file as unknown ids, or scores more than it says.
     file = write(tmp_path / "p.jsonl", [{"id": env.task.id, "output": reference(env)} for env in envs])
@@ -220,6 +246,7 @@ def test_compare_pairs_by_id(flags, envs, tmp_path, capsys):
     assert row == {"a": 0.0, "b": 1.0, "diff": 1.0, "low": 1.0, "high": 1.0, "n": 2}
     printed = capsys.readouterr().out
     assert "1 of 3 requests are in" in printed and "+100.0 %" in printed
+    assert "| converted " in printed and "| requests gained |" in printed and "+2 |" in printed
     stored = json.loads((tmp_path / "b" / "config.json").read_text())
     (tmp_path / "b" / "config.json").write_text(json.dumps(stored | {"split": "train"}))
     with pytest.raises(ValueError, match="split differs, test and train"):

@@ -55,3 +55,20 @@ def test_lr_refuses_what_it_does_not_know():
         stats.lr_at(0, base=1.0, total=10, schedule="cos")
     with pytest.raises(ValueError, match="warmup=11"):
         stats.lr_at(0, base=1.0, total=10, warmup=11)
+
+
+def test_pass_hat_by_hand():
+    # Catches: (c/k)^k in place of draws without replacement, or pass@k, which any success satisfies.
+    assert stats.pass_hat([4, 2, 0], 4, 1) == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert stats.pass_hat([4, 2, 0], 4, 2) == pytest.approx((1 + 1 / 6 + 0) / 3)
+    assert stats.pass_hat([4, 2, 0], 4, 4) == pytest.approx(1 / 3)
+    for arguments in (([1], 4, 5), ([1], 4, 0), ([], 4, 1), ([5], 4, 1)):
+        with pytest.raises(ValueError, match="wanted 1 <= k <= trials"):
+            stats.pass_hat(*arguments)
+
+
+def test_the_standard_error_is_of_the_mean():
+    # Catches: the population's deviation, or the deviation itself.
+    assert stats.standard_error([0.0, 1.0]) == pytest.approx(0.5)
+    assert stats.standard_error([0.0, 0.0, 1.0, 1.0]) == pytest.approx((1 / 3) ** 0.5 / 2)
+    assert stats.standard_error([1.0]) is None
