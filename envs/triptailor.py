@@ -11,9 +11,9 @@ import json
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from envs import triptailor_official
 from envs.base import Env, Message, PlanView, Task, Tool, Verdict
@@ -34,7 +34,7 @@ from envs.triptailor_plan import NO_PLAN, Trip, parse_plan, resolve, view
 from envs.triptailor_text import read_record
 from envs.triptailor_verify import unreadable, verify_strict
 
-__all__ = ["TOOLS", "Output", "TripTailor", "load", "metrics", "search", "to_json", "with_reference"]
+__all__ = ["TOOLS", "Output", "TripTailor", "load", "metrics", "search", "to_json"]
 
 SYSTEM = (
     "You plan trips. First call every search you need. Then answer with one JSON plan and nothing else: "
@@ -262,27 +262,12 @@ class TripTailor(Env):
             reason = f"no final_plan_json; nothing to compare a plan with: {error}"
             raise ValueError(f"{self.task.id}: {reason}") from None
 
-    def no_reference(self) -> str:
-        """Why reference_plan raises, without the request's name; "" if there is a plan."""
-        try:
-            self.reference_plan()
-        except ValueError as error:
-            return str(error).removeprefix(f"{self.task.id}: ")
-        return ""
-
     def reference(self) -> Trip:
         """reference_plan, resolved: of a ride by its number, where its times are not the schedule's."""
         return resolve(self.reference_plan(), self.request, self.data, by_number=True)
 
     def reference_view(self) -> PlanView:
         return view(self.reference())
-
-
-def with_reference(envs: list[TripTailor]) -> tuple[list[TripTailor], dict[str, int]]:
-    """Those that have a readable reference plan, and why the others have none: reason -> how many."""
-    missing = [env.no_reference() for env in envs]
-    kept = [env for env, reason in zip(envs, missing, strict=True) if not reason]
-    return kept, dict(Counter(filter(None, missing)).most_common())
 
 
 def to_json(value: list | dict) -> str:
@@ -299,7 +284,7 @@ def load(
     max_rows: int = 10,
     hours: bool = True,
     coordinates: bool = False,
-    pool: str = "database",
+    pool: Literal["database", "request"] = "database",
 ) -> list[TripTailor]:
     """One environment per request of a split ("train", "test": the file of that name in `data`).
 
