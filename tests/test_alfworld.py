@@ -387,6 +387,23 @@ def test_official_walkthroughs_win():
 
 
 @real_data
+def test_the_newest_rules_are_read_too(tmp_path):
+    # Catches: a check of rules that refuses a later release, or forgets that it cleans in basins alone.
+    path = next(REAL.rglob("valid_seen/pick_clean*/*/game.tw-pddl"))
+    newest = json.loads(path.read_text(encoding="utf-8"))
+    newest["pddl_domain"] = (REAL / "alfred.pddl").read_text(encoding="utf-8")
+    newest["grammar"] = (REAL / "alfred.twl2").read_text(encoding="utf-8").replace("UNKNOWN GOAL", "clean.")
+    (tmp_path / "game.tw-pddl").write_text(json.dumps(newest), encoding="utf-8")
+    game = read_game(tmp_path / "game.tw-pddl")
+    assert game.task == "clean." and game.uses["CleanObject"] == {"sinkbasintype"}
+    assert read_game(path).uses["CleanObject"] == {"sinktype", "sinkbasintype"}
+    state = game.start
+    for command in game.walkthrough:
+        state, _ = sim.step(game, state, command)
+    assert sim.won(game, state)
+
+
+@real_data
 def test_forks_of_official_games_have_the_same_future():
     # Catches: state shared between twins in a room with many things in many places.
     check_forks(alfworld.load("valid_unseen", REAL), steps=15)
