@@ -2,8 +2,8 @@
 
     python bench/gpu.py                        # writes bench/results/<card>-<date>.json and .md
     python bench/gpu.py --smoke true           # toy sizes, to see that the script itself runs; also on a CPU,
-                                               where # TRITON_INTERPRET=1 takes the kernels through the
-                                               interpreter
+                                               # where TRITON_INTERPRET=1 takes the kernels through the
+                                               # interpreter
 
 Head at Qwen3-4B's shape, bf16, targets likely (peaked) and arbitrary (random); ceilings are measured in the
 same run: a copy and cuBLAS products. Peers run where they are installed: pip install --no-deps liger-kernel
@@ -33,6 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import kernels
+from bench import gpu_sampler
 from kernels import attention, clip_loss, linear_logp
 from kernels.decode import Prefix, decode, decode_ref
 from nanoplan.config import parse
@@ -43,6 +44,7 @@ TESTS = [
     "tests/test_linear_logp.py",
     "tests/test_clip_loss.py",
     "tests/test_decode.py",
+    "tests/test_sampler_shared.py",
     "tests/test_attention.py",
 ]
 
@@ -436,6 +438,20 @@ def decoding(report: Report, cfg: Config, cases: list[tuple[int, int, int, int]]
         report.add("decode", what, "varlen_attn, own copies", varlen, floor_ms=own_floor)
 
 
+def sampling(report: Report, cfg: Config, loads: list[gpu_sampler.Load], *, layers: int) -> None:
+    """Whole decode steps of the sampler: model, attention, head, drawing, and one copy to the host."""
+    model = gpu_sampler.make_model(layers=layers, smoke=cfg.smoke, device=DEVICE)
+    for load in loads:
+        what = f"{layers} layers, R={load.rows} K={load.members} P={load.prompt} S={load.own}"
+        for method in gpu_sampler.METHODS:
+            step = gpu_sampler.stepper(model, load, method.removesuffix(" (again)"))
+            floor = report.floor(bytes=gpu_sampler.step_bytes(model, load, method))
+            report.add("sampler", what, method, step, floor_ms=floor)
+            if "ms" in (row := report.rows[-1]):
+                row["tokens_per_s"] = round(1e3 * load.rows / row["ms"])
+            del step  # and its cache, before the next one
+
+
 def markdown(report: Report, facts: dict) -> str:
     lines = [
         f"# {facts['device']}, {facts['date']}",
@@ -450,13 +466,14 @@ def markdown(report: Report, facts: dict) -> str:
         lines.append(f"- {row['method']}, {row['what']}: {shown}")
     lines += [
         "",
-        "| section | what | method | ms | share of ceiling | extra GB |",
-        "|---|---|---|---|---|---|",
+        "| section | what | method | ms | share of ceiling | extra GB | tokens/s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in (x for x in report.rows if x["section"] != "correct"):
         result = row.get("failed") or row["ms"]
         extra = "" if "failed" in row else row["extra_gb"]
-        cells = row["section"], row["what"], row["method"], result, row.get("share", ""), extra
+        rate = row.get("tokens_per_s", "")
+        cells = row["section"], row["what"], row["method"], result, row.get("share", ""), extra, rate
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -492,6 +509,8 @@ def main(cfg: Config) -> None:
     clip(report, 2000 if cfg.smoke else 65536)
     cases = [(4, 2, 40, 20)] if cfg.smoke else [(64, 8, p, s) for p in (1024, 4096) for s in (512, 1024)]
     decoding(report, cfg, cases)
+    loads = [gpu_sampler.Load(4, 2, 40, 20)] if cfg.smoke else [gpu_sampler.Load(64, 8, 4096, 440)]
+    sampling(report, cfg, loads, layers=1 if cfg.smoke else 12)
     without_gradient(report, cfg, few)
     with_gradient(report, cfg, many)
     name = "".join(c if c.isalnum() else "-" for c in facts["device"])
