@@ -392,7 +392,7 @@ def test_the_newest_rules_are_read_too(tmp_path):
     path = next(REAL.rglob("valid_seen/pick_clean*/*/game.tw-pddl"))
     newest = json.loads(path.read_text(encoding="utf-8"))
     newest["pddl_domain"] = (REAL / "alfred.pddl").read_text(encoding="utf-8")
-    newest["grammar"] = (REAL / "alfred.twl2").read_text(encoding="utf-8").replace("UNKNOWN GOAL", "clean.")
+    newest["grammar"] = (REAL / "alfred.twl2").read_text(encoding="utf-8").replace("UNKNOWN GOAL", "clean")
     (tmp_path / "game.tw-pddl").write_text(json.dumps(newest), encoding="utf-8")
     game = read_game(tmp_path / "game.tw-pddl")
     assert game.task == "clean." and game.uses["CleanObject"] == {"sinkbasintype"}
