@@ -1,20 +1,15 @@
 """TripTailor's human plans: day texts in Markdown to the plan JSON, by rules and without a language model.
 
-    python -m envs.triptailor_text DIR            how many plans of train.json and test.json can be read
-
 A day is a list of sections "### HH:MM–HH:MM | Title" with prose and "- **Label**: ¥n" bullets. Titles tell
 what a section is: a ride, the check-in, lunch or dinner, else a sight. What cannot be read is said beside the
 plan, never guessed. Breakfast, check-out and ways within the city are no part of a plan.
 Format: TripTailor (arXiv:2508.01432); officially a language model makes this conversion.
 """
 
-import argparse
 import re
-from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from envs.triptailor_data import clock, minutes, normal, read_json
+from envs.triptailor_data import clock, minutes, normal
 
 DASHES = "–—‒~-"  # between the two times of a heading; the hyphen last, for the pattern
 LONE_MINUTES = 60  # length of a section with one time, where the next does not begin earlier; ours
@@ -262,20 +257,3 @@ def read_record(record: dict) -> Reading:
     if len(days) != record["day"]:
         reading.unread.append(f"number of days: {len(days)} texts, the record says {record['day']}")
     return reading
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Count what of the human plans can be read.")
-    parser.add_argument("folder", help="a folder in TripTailor's layout")
-    folder = Path(parser.parse_args().folder)
-    for split in ("train", "test"):
-        records = [r for r in read_json(folder / f"{split}.json", list) if r.get("final_plan")]
-        readings = [read_record(record) for record in records]
-        reasons = Counter(text.partition(":")[0] for reading in readings for text in reading.unread)
-        print(f"{split}: {sum(r.plan is not None for r in readings)} of {len(records)} plans read")
-        for reason, count in reasons.most_common():
-            print(f"  {reason}: {count}")
-
-
-if __name__ == "__main__":
-    main()

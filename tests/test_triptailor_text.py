@@ -279,11 +279,27 @@ def test_train_requests_without_json_get_their_reference_from_the_text(world, tm
             envs[i].reference_view()
 
 
-def test_the_count_of_a_folder(world):
-    # Catches: a number of unread plans that nobody can ask for.
-    command = [sys.executable, "-m", "envs.triptailor_text", str(world)]
-    out = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    assert out.splitlines() == ["train: 40 of 40 plans read", "test: 10 of 10 plans read"]
+def test_the_count_of_a_folder(world, tmp_path):
+    # Catches: a number of unread plans that nobody can ask for, or a check that ends in a traceback.
+    command = [sys.executable, "-m", "envs.triptailor_check"]
+    done = subprocess.run([*command, str(world)], check=True, cwd=ROOT, capture_output=True, text=True)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0] == "train: 40 requests" and "day texts: 40 of 40 read as plans" in lines
+    assert "valid, strict: 10 of 10" in lines and "valid, official: 10 of 10 with information" in lines
+    assert any(line.startswith("restaurant: ") for line in lines) and done.stderr == ""
+    for path in world.glob("*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    record = json.loads((world / "train.json").read_text(encoding="utf-8"))[0]
+    del record["final_plan_json"]
+    record["final_plan"][0] = record["final_plan"][0].replace("Check-in at", "Nap in")
+    (tmp_path / "train.json").write_text(json.dumps([record]), encoding="utf-8")
+    out = subprocess.run(
+        [*command, str(tmp_path)], check=True, cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    assert "no hotel: 1" in out and "reference plans: 0 of 1" in out and "test: no test.json" in out
+    (tmp_path / "train.json").write_text("[1]")
+    failed = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert failed.returncode == 1 and "row 1 is a int" in failed.stderr and "Traceback" not in failed.stderr
 
 
 @pytest.fixture(scope="module")
