@@ -28,6 +28,7 @@ from nanoplan.trajectory import Trajectory
 CHARS_PER_TOKEN = 4  # by which observation_tokens cut a result: the server's tokenizer is not known; ours
 TRANSCRIPT_CHARS = 40_000  # of a talk that a reviewer or reflexion reads, the end of it; ours
 MAX_LESSONS = 3  # reflections kept, as in Reflexion
+EMPTY = "an empty reply"  # of nanoplan.llm: neither text nor calls, however often it was asked
 OVERFLOW = ("context length", "context_length", "maximum context", "context window", "max_len")
 
 REACT = (
@@ -131,8 +132,7 @@ def play(
         try:
             METHODS[method](setup, run)
         except EndpointError as error:
-            full = any(words in str(error).lower() for words in OVERFLOW)
-            run.trajectory.stop = "tokens" if full else _error("agent", error)
+            run.trajectory.stop = _stop_of(error)
         run.seconds = time.perf_counter() - start
         return run
 
@@ -355,6 +355,15 @@ def _transcript(messages: list[Message]) -> str:
         calls = "".join(f"\n{call.name}({json.dumps(call.arguments)})" for call in message.calls)
         parts.append(f"{message.role.upper()}: {message.content}{calls}")
     return "\n\n".join(parts)[-TRANSCRIPT_CHARS:]
+
+
+def _stop_of(error: EndpointError) -> str:
+    """Why an episode ends for want of a reply: a context that is full, a model that says nothing, or a server
+    that fails, which is no fault of the plan."""
+    text = str(error).lower()
+    if any(words in text for words in OVERFLOW):
+        return "tokens"
+    return "empty" if EMPTY in text else _error("agent", error)
 
 
 def _error(place: str, error: Exception) -> str:

@@ -163,6 +163,7 @@ def test_refine_drafts_until_the_critic_finds_every_constraint_kept():
     (lambda body: {"choices": [say("7")["choices"][0] | {"finish_reason": "length"}]}, "turn_tokens"),
     (Fault(400, body=b"This model's maximum context length is 4096"), "tokens"),
     (Fault(401), "error: agent: EndpointError"),
+    ("", "empty"),
 ])  # fmt: skip
 def test_every_end_has_its_reason(answer, stop):
     # Catches: a cut turn that is handed in; a full context or a dead server counted as a bad plan.

@@ -140,6 +140,22 @@ def test_a_judge_is_asked_both_orders_and_its_errors_are_no_results(envs):
     assert math.isnan(evaluate.rates(nothing)["win_rate"]) and evaluate.rates(nothing)["valid_rate"] == 1.0
 
 
+def test_a_local_model_is_an_agent_too(flags, tmp_path):
+    # Catches: methods that work with servers alone, tokens of a local model that are not counted.
+    own = {name: value for name, value in flags.items() if name not in ("model", "total_tokens")}
+    limits = {"turns": 2, "turn_tokens": 8, "observation_tokens": 40, "rounds": 1}
+    agent = f"local:{flags['model']}?rows=2&max_len={flags['total_tokens'] + 400}"
+    results = script.main(
+        script.Config(agent=agent, out=str(tmp_path / "a"), method="react", **own, **limits)
+    )
+    items = lines(tmp_path / "a" / "items.jsonl")
+    assert len(items) == 3 and results["costs"]["usd"] == 0.0 and results["latency"]["n"] == 3
+    for item in items:
+        assert item["turns"] <= 2 and item["completion_tokens"] <= 8 * item["queries"]
+        assert item["stop"] in ("answer", "turns", "turn_tokens", "empty")
+    assert sum(item["completion_tokens"] for item in items) > 0
+
+
 def test_several_judges_are_averaged_and_kept_apart(flags, envs, tmp_path, capsys):
     # Catches: the first judge alone in the win rate, a judge's error hidden by another's result, a table of
     # judges that the stored items can't give again.
