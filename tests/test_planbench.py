@@ -747,7 +747,7 @@ def stands(step, config):
     first, _, last = step[0].partition("-")
     between = r"\s(?:(?!pick|put|stack|unstack)[^\W_]+\s)+"  # "pick the red block up"
     follows = rf"(?=(?:.?|{between}){last}(?![a-z]))" if last else "(?![a-z])"
-    return ".*".join([rf"(?<![a-z-]){first}{follows}", *names])
+    return ".*".join([rf"(?<![a-z])(?<![a-z]-){first}{follows}", *names])  # "-feast" is a bullet
 
 
 def build_answer(env, rng):
