@@ -246,20 +246,21 @@ class TripTailor(Env):
             return NO_PLAN
 
     def reference_plan(self) -> dict:
-        """The record's own plan as JSON. Raises ValueError that names the request if it has none."""
-        text = self.task.data.get("final_plan_json")
+        """The record's own plan as JSON; from its day texts where it has no final_plan_json that is a plan.
+        Raises ValueError that names the request if it has neither."""
+        text, missing = self.task.data.get("final_plan_json"), "no final_plan_json"
         if isinstance(text, str):
             try:
                 return parse_plan(text)
             except ValueError as error:
-                raise ValueError(f"{self.task.id}: final_plan_json: {error}") from None
+                missing = f"final_plan_json: {error}"
         try:
             reading = read_record(self.task.data)
             if reading.plan is None:
                 raise ValueError(f"final_plan cannot be read: {reading.unread[-1]}")
             return parse_plan(to_json(reading.plan))
         except ValueError as error:
-            reason = f"no final_plan_json; nothing to compare a plan with: {error}"
+            reason = f"{missing}; nothing to compare a plan with: {error}"
             raise ValueError(f"{self.task.id}: {reason}") from None
 
     def reference(self) -> Trip:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import jsonschema
 
-from envs.base import PlanView, clip, json_path
+from envs.base import NO_PLAN_TEXT, PlanView, clip, json_path
 from envs.triptailor_data import Place, Request, Ride, clock, in_part, km, minutes, normal
 from envs.triptailor_database import Database
 
@@ -239,7 +239,7 @@ def view(trip: Trip) -> PlanView:
     return PlanView(render(trip), features, trip.request.query)
 
 
-NO_PLAN = PlanView("No plan.", {"wishes": 0.0, "route": 0.0, "pace": 0.0, "budget": 0.0})
+NO_PLAN = PlanView(NO_PLAN_TEXT, {"wishes": 0.0, "route": 0.0, "pace": 0.0, "budget": 0.0})
 
 
 def _wishes(trip: Trip) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envs import BENCHMARKS, trips, triptailor_official
+from envs.triptailor_data import in_part
 from envs.triptailor_official import FAILED, match, official_bounds, partial_ratio, score, slot_minutes
 from envs.triptailor_route import geodesic_km, mean_leg_km
 from envs.triptailor_verify import CHECKS, duration_bounds
@@ -301,6 +302,21 @@ def test_requests_of_a_folder_are_scored_by_their_own_information(tmp_path):
     (folder / "given_info_data.json").rename(folder / "given_info_data_train.json")
     train, test = (triptailor.load(split, folder)[0] for split in ("train", "test"))
     assert train.information()["hotels"] and "hotel" in test.information()
+
+
+def test_the_information_decides_which_rides_there_are(tmp_path):
+    # Catches: official sandbox over the whole schedule: a ride out of the requested part of day is not handed
+    # out with the human plan's information, though it goes.
+    folder = trips.build(tmp_path / "w", seed=2, train=0, test=20)
+    (folder / "given_info_data.json").unlink()
+    found = set()
+    for env in triptailor.load("test", folder):
+        env.step(env.task.data["final_plan_json"], [])
+        rides = env.trip().rides
+        timely = all(in_part(r.found.depart, part) for r, part in zip(rides, env.request.parts, strict=True))
+        assert env.verify().passed and env.official()["within_sandbox"] == timely
+        found.add(timely)
+    assert found == {True, False}
 
 
 def test_the_official_plan_gives_the_official_numbers(tmp_path):

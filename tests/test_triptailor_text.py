@@ -267,6 +267,7 @@ def test_train_requests_without_json_get_their_reference_from_the_text(world, tm
         del record["final_plan_json"]
     records[1]["final_plan"][0] = records[1]["final_plan"][0].replace("Check-in at", "Nap in")
     del records[2]["final_plan"]
+    records[3]["final_plan_json"] = '{"hotel": []}'
     for path in world.glob("*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "train.json").write_text(json.dumps(records), encoding="utf-8")
