@@ -84,6 +84,24 @@ def verify(instance: Instance, text: str) -> Report:
     return WORLDS[instance.domain].verify(instance, plan)
 
 
+def rewrite(instance: Instance, plan: dict, rng: random.Random, *, draws: int = 200) -> dict | None:
+    """A valid plan of another hand, for the ablation of minimal edits: the careless plan that shares the
+    fewest entries with `plan`, or else the cheapest one, with the fields of its items in another order. None
+    if no such plan keeps the constraints."""
+    world, old = WORLDS[instance.domain], {item["db_lookup_key"] for item in plan["items"]}
+    found = [world.careless(instance, rng) for _ in range(draws)]
+    found.append(world.cheap_plan(instance))
+    shared = [
+        (sum(item["db_lookup_key"] in old for item in other["items"]), i)
+        for i, other in enumerate(found)
+        if other is not None and world.verify(instance, other).passed
+    ]
+    if not shared:
+        return None
+    best = found[min(shared)[1]]
+    return best | {"items": [dict(sorted(item.items())) for item in best["items"]]}
+
+
 class SynPlan(Env):
     """One instance. No tools: the first turn is the answer."""
 

@@ -37,7 +37,7 @@ class Size:
 
     categories: int  # in the database
     needed: tuple[int, int]  # fewest and most of them that are asked for
-    products: tuple[int, int]  # fewest and most per category
+    products: tuple[int, ...]  # number per category, drawn uniformly from these
     extra: float  # probability of one more required feature
     cap: float  # probability of the constraint `cap`
     brands: tuple[int, ...]  # number of brands in the database, drawn uniformly from these
@@ -46,8 +46,8 @@ class Size:
 
 
 SIZES = {
-    "paper": Size(5, (3, 4), (5, 6), 0.5, 0.2, (5, 5, 5, 5, 4), (1, 2, 3)),
-    "tiny": Size(3, (3, 3), (4, 4), 0.0, 0.0, (4,), (1,), True),
+    "paper": Size(5, (3, 4), (5, 6, 6), 0.5, 0.2, (5, 5, 5, 5, 4), (1, 2, 3)),
+    "tiny": Size(3, (3, 3), (4,), 0.0, 0.0, (4,), (1,), True),
     "small": Size(3, (2, 3), (2, 3), 0.5, 0.3, (3,), (1, 2), True),
 }
 
@@ -61,8 +61,8 @@ def generate(id: str, rng: random.Random, size: str) -> Instance:
             break
     else:
         raise AssertionError(f"{id}: no feasible plan in 200 draws")
-    costs = sorted(verify(instance, careless(instance, rng)).cost for _ in range(DRAWS))
-    budget = max(1.05 * verify(instance, plan).cost, costs[int(FITTING[instance.compact] * DRAWS)])
+    costs = sorted(careless(instance, rng)["total_stated_cost"] for _ in range(DRAWS))
+    budget = max(1.05 * plan["total_stated_cost"], costs[int(FITTING[instance.compact] * DRAWS)])
     return replace(instance, profile=replace(instance.profile, budget=10 * math.ceil(budget / 10)))
 
 
@@ -72,7 +72,7 @@ def _draw(id: str, rng: random.Random, size: Size) -> Instance:
     brands = sorted(rng.sample(BRANDS, rng.choice(size.brands)))
     entities: dict[str, Entity] = {}
     for category in categories:
-        products = [_product(rng, category, brands, size) for _ in range(rng.randint(*size.products))]
+        products = [_product(rng, category, brands, size) for _ in range(rng.choice(size.products))]
         if size.compact:
             products.sort(key=lambda product: product.price)
         for product in products:
@@ -181,7 +181,7 @@ def draft(instance: Instance, rng: random.Random) -> dict:
     """A plan that nearly fits: the least too dear of a few careless ones, now and then the cheapest of them,
     which may hold products that don't go together, or that one without its last product."""
     plans = [careless(instance, rng) for _ in range(TRIES)]
-    over = [(verify(instance, plan).cost - instance.profile.budget, i) for i, plan in enumerate(plans)]
+    over = [(plan["total_stated_cost"] - instance.profile.budget, i) for i, plan in enumerate(plans)]
     dear = [(amount, i) for amount, i in over if amount > 0]
     fault = rng.choices(("cost", "compat", "features"), (0.7, 0.2, 0.1))[0]
     if fault == "cost" and dear:

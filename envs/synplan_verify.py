@@ -78,6 +78,7 @@ class Instance:
     conflicts: frozenset[frozenset[str]] = frozenset()  # retail: pairs of keys that don't go together
     query: str = ""  # what the user writes
     compact: bool = False  # short forms of database and plan, for small models
+    tau: dict[str, float] = field(default_factory=dict)  # constraint -> constant that replaces TAU's
 
     @property
     def hard(self) -> tuple[str, ...]:
@@ -88,16 +89,17 @@ class Instance:
 
     def record(self) -> dict:
         """{"profile", "knowledge"} for a pair's record; `from_record` is the inverse."""
-        rows = [
-            {k: v for k, v in asdict(entity).items() if v not in ("", (), 0) or k == "price"}
-            for entity in self.entities.values()
-        ]
+        rows = []
+        for entity in self.entities.values():
+            row = {name: getattr(entity, name) for name in Entity.__slots__}
+            rows.append({k: v for k, v in row.items() if v not in ("", (), 0) or k == "price"})
         weights = dict.fromkeys(self.hard, 1 / len(self.hard))
         knowledge = {
             "entities": rows,
             "minutes": [[a, b, n] for (a, b), n in self.minutes.items()],
             "conflicts": sorted(sorted(pair) for pair in self.conflicts),
             "compact": self.compact,
+            "tau": self.tau,
         }
         return {"profile": asdict(self.profile) | {"weights": weights}, "knowledge": knowledge}
 
@@ -117,6 +119,7 @@ def from_record(record: dict) -> Instance:
             frozenset(frozenset(pair) for pair in known["conflicts"]),
             record["messages"][-1]["content"],
             known["compact"],
+            dict(known["tau"]),
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
@@ -173,8 +176,8 @@ class Report:
 
     def record(self) -> dict:
         """{constraint: {"passed", "raw", "unit", "tau", "normalised", "weight"}} for a pair's record."""
-        rows = {name: asdict(finding) for name, finding in self.findings.items()}
-        return {name: {k: v for k, v in row.items() if k != "reason"} for name, row in rows.items()}
+        fields = [field for field in Finding.__slots__ if field != "reason"]
+        return {name: {f: getattr(one, f) for f in fields} for name, one in self.findings.items()}
 
     def verdict(self) -> Verdict:
         checks = {name: finding.passed for name, finding in self.findings.items()}
@@ -195,6 +198,7 @@ def report(
     findings = {"decode": Finding(True, 0.0, "plans", 1.0, 0.0, weight)}
     for name, (amount, reason) in raw.items():
         tau, unit = TAU[instance.domain][name]
+        tau = instance.tau.get(name, tau)
         good = amount <= 0
         finding = Finding(good, float(amount), unit, tau, min(1.0, amount / tau), weight)
         finding.reason = "" if good else clip(reason, 200)

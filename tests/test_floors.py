@@ -26,6 +26,7 @@ ROWS = [
         "local",
         "reward_model",
         "synth",
+        "synth_audit",
     },
     {
         "rollout",

@@ -23,6 +23,8 @@ ARGUMENTS = {  # of those that want some
     "cmdpo_pref": [["dpo", "--loss", "dpo"]],
     "cmdpo_eval": [["sft", "x"]],
     "cmdpo_external": [["zero_shot"], ["mas"]],
+    "cmdpo_table2": [["models"], ["models", "rewrite"], ["scripts"]],
+    "cmdpo_table9": [["draw"], ["grade"]],
 }
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z_0-9]+)\b")
 OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS", "STEPS", "REQUESTS"}  # what a recipe chooses itself
