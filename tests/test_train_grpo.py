@@ -398,7 +398,7 @@ def without_reference_plans(world, tmp_path):
     folder = copied(world, tmp_path, "data")
     records = json.loads((folder / "train.json").read_text(encoding="utf-8"))
     for record in records:
-        del record["final_plan_json"]
+        del record["final_plan_json"], record["final_plan"]
     (folder / "train.json").write_text(json.dumps(records), encoding="utf-8")
     return {"data": str(folder)}
 
