@@ -219,7 +219,7 @@ def test_a_bad_line_of_outputs_is_named(flags, tmp_path, rows, message):
     ({"bench": "triptailor", "outputs": "nowhere.jsonl"}, "nowhere.jsonl is no file"),
     ({"bench": "triptailor", "outputs": "y", "top_k": 5}, "top_k=5 is for a --model"),
     ({"bench": "triptailor", "outputs": "y", "temperature": 0.0}, "temperature=0.0 is for a --model"),
-    ({"bench": "planbench", "outputs": "y", "data": ""}, "only triptailor has a built-in world"),
+    ({"bench": "planbench", "outputs": "y", "data": ""}, "have built-in worlds"),
     ({"compare": ("a",)}, "wanted two folders"),
     ({"compare": ("a", "b")}, "a has no config.json"),
     ({"recompute": "nowhere"}, "nowhere has no config.json"),
@@ -304,6 +304,23 @@ def test_greedy_ignores_the_seed_and_sampling_repeats(flags, tmp_path):
     first, second = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("a.1", "a"))
     assert untimed(first) == untimed(second)
     assert ids("h", temperature=0.0, seed=1) == greedy == ids("k", top_k=1) != sampled
+
+
+def test_trials_of_a_model_are_samples_of_their_own(flags, tmp_path):
+    # Catches: k trials that are one sample k times; a first trial that depends on how many follow; trials at
+    # temperature 0, which are all the same.
+    once = script.main(model_config(flags, tmp_path / "one"))
+    twice = script.main(model_config(flags, tmp_path / "two", trials=2))
+    one, two = (lines(tmp_path / name / "trajectories.jsonl") for name in ("one", "two"))
+    assert [(row["id"], row["trial"]) for row in two] == [(row["id"], k) for row in one for k in (0, 1)]
+    assert [row["ids"] for row in two[::2]] == [row["ids"] for row in one]
+    assert all(a["ids"] != b["ids"] for a, b in zip(two[::2], two[1::2], strict=True))
+    items = lines(tmp_path / "two" / "items.jsonl")
+    assert [item["trial"] for item in items] == [0, 1] * 3 and all(item["seconds"] > 0 for item in items)
+    assert (once["counts"]["trials"], twice["counts"]["trials"]) == (1, 2)
+    assert len(twice["success"]["strict"]["pass^"]) == 2 and twice["per_plan"]["turns"]["n"] == 6
+    with pytest.raises(ValueError, match="trials=2"):
+        script.main(model_config(flags, tmp_path / "no", trials=2, temperature=0.0))
 
 
 def test_an_adapter_changes_what_is_measured(flags, tmp_path):
