@@ -6,6 +6,7 @@ Source: Karney 2013, Algorithms for geodesics, J. Geodesy 87, eqs. 8 to 25; iter
 """
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 
 Point = tuple[float, float]  # latitude, longitude in degrees
@@ -15,6 +16,7 @@ F = 1 / 298.257223563  # flattening
 N = F / (2 - F)  # third flattening
 
 
+@lru_cache(maxsize=1 << 14)  # the same legs come again in every mode and in other plans of a city
 def geodesic_km(a: Point, b: Point) -> float:
     """Length in km of the shortest way between two points on WGS 84.
 
