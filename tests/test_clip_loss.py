@@ -11,6 +11,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan():
+    """Fill what torch.empty returns, so that a value which is read before it is written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def one(ratio, advantage, **options):
     """Loss and d loss / d ratio of a single token."""
     logp = torch.tensor([math.log(ratio)], device=DEVICE, requires_grad=True)

@@ -79,6 +79,16 @@ def test_which_path_runs(wanted, installed, interpret, gpu, path):
             choose_path(wanted, installed=installed, interpret=interpret, gpu=gpu)
 
 
+def test_the_environment_chooses_the_path():
+    """Catches NANOPLAN_KERNELS or TRITON_INTERPRET read too late, or under another name."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    show = "import kernels; print(kernels.PATH, kernels.INTERPRET)"
+    assert run(show, TRITON_INTERPRET="1") == (0, "triton True\n")
+    assert run(show, TRITON_INTERPRET="1", NANOPLAN_KERNELS="torch") == (0, "torch True\n")
+    code, text = run(show, NANOPLAN_KERNELS="cuda")
+    assert code != 0 and "wanted torch, triton or nothing" in text
+
+
 def test_kernels_import_without_triton():
     """Catches an import of triton that is not optional: CPU builds of torch come without it."""
     code, text = run(

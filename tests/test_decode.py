@@ -9,6 +9,14 @@ from kernels.decode import Prefix, decode, decode_ref
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan():
+    """Fill what torch.empty returns, so that a value which is read before it is written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def case(lengths, *, prefixes=(), members=(), C=40, P=32, H=4, J=2, E=16, slots=None, dtype=torch.float32):
     """Random q, k, v; everything past a length is NaN, as memory that was never written may be."""
     generator = torch.Generator().manual_seed(0)
@@ -149,6 +157,13 @@ def test_large_scores_and_no_tokens():
     torch.testing.assert_close(out.double(), expected((q * 300, k, v, lengths), options), atol=1e-4, rtol=0)
     assert not out[1].any()
     assert decode(q[:0], k, v, lengths[:0]).shape == (0, 4, 16)
+
+
+def test_torch_compile_leaves_launches_alone():
+    """Catches a launch that torch.compile traces: interpreted it fails, on a GPU its floats become fp64."""
+    (q, k, v, lengths), _ = case([5, 2])
+    compiled = torch.compile(lambda q: decode(torch.tanh(q), k, v, lengths) + 1, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), decode(torch.tanh(q), k, v, lengths) + 1)
 
 
 def test_shapes_that_do_not_fit_are_errors():
