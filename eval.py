@@ -30,7 +30,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from envs import BENCHMARKS, travelplanner, trips, triptailor_metrics
+from envs import BENCHMARKS, synplan, travelplanner, trips, triptailor_metrics
 from envs.base import Env
 from nanoplan import agents, config, dist, evaluate, log, lora, options, report, summary, weights
 from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
@@ -44,7 +44,10 @@ from nanoplan.rollout import Budget
 from nanoplan.sampler import Sampler
 
 OPTIONS = {"triptailor": {"max_rows": 5, "hours": False}}  # other defaults than load's: train_grpo.py's
+BUILT_IN = ("triptailor", "synplan_travel", "synplan_retail")  # benchmarks that need no data
 METRICS = {  # a benchmark's own rates, from stored items
+    "synplan_retail": synplan.metrics,
+    "synplan_travel": synplan.metrics,
     "travelplanner": travelplanner.metrics,
     "triptailor": triptailor_metrics.METRICS,
 }
@@ -115,8 +118,9 @@ def check(cfg: Config) -> None:
     if given[0] in ("--model", "--agent", "--outputs"):
         if cfg.bench not in BENCHMARKS:
             raise ValueError(f"bench={cfg.bench!r} is unknown; known: {', '.join(sorted(BENCHMARKS))}")
-        if not cfg.data and cfg.bench != "triptailor":
-            raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.bench}")
+        if not cfg.data and cfg.bench not in BUILT_IN:
+            built_in = ", ".join(BUILT_IN)
+            raise ValueError(f"data='': only {built_in} have built-in worlds; give the folder of {cfg.bench}")
     own = {"--model": ("adapter", "generation_config", *SAMPLING)}
     own["--agent"] = ("method", "reviewer", "oracle_feedback", "calling", "temperature")
     for source, names in own.items():
@@ -138,7 +142,9 @@ def check(cfg: Config) -> None:
 
 def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
     """Environments of the split: n drawn ones, or all in the order of the file."""
-    data, load = Path(cfg.data) if cfg.data else trips.builtin(), BENCHMARKS[cfg.bench].load
+    load, data = BENCHMARKS[cfg.bench].load, Path(cfg.data) if cfg.data else None
+    if data is None and cfg.bench == "triptailor":
+        data = trips.builtin()
     own = OPTIONS.get(cfg.bench, {}) | options.read(load, cfg.options, bench=cfg.bench)
     envs = load(cfg.split, data, n=n, seed=0, **own)
     if not envs:

@@ -8,8 +8,8 @@ Sizes: `paper` gives the graph statistics of the paper's Table 7 (about 41 and 2
 default run on a laptop: prompts of about 280 tokens of assets/tiny, plans of about 150; three items of four
 options each in the order of their prices, so that a model of a million weights can learn which to take, and a
 budget that most careless plans break. `small` is small enough to try every edit. PR is the share of plans
-that keep every check, DR of those that decode; `measures` has what the preference score S and the severities
-are computed from. Prompts and plans: envs/synplan_travel.py, envs/synplan_retail.py.
+that keep every check, DR of those that decode; `metrics` has both, the preference score S and the failures by
+kind. Prompts and plans: envs/synplan_travel.py, envs/synplan_retail.py.
 """
 
 import random
@@ -127,6 +127,10 @@ class SynPlan(Env):
         report = self.report()
         return {"soft": report.soft, "severity": report.severity()["normalised"], "cost": report.cost}
 
+    def facts(self) -> dict[str, float]:
+        """What `metrics` needs of an item."""
+        return self.measures()
+
     def view(self) -> PlanView:
         report = self.report()
         lines = [f"{item['name']} ({item['type']}, {item['db_lookup_key']})" for item in report.items]
@@ -170,6 +174,29 @@ def load(
     return envs
 
 
-def load_retail(split: str, data: str | Path | None = None, **how) -> list[SynPlan]:
+def load_retail(
+    split: str, data: str | Path | None = None, *, n: int | None = None, seed: int = 0
+) -> list[SynPlan]:
     """`load` of the retail world."""
-    return load(split, data, domain="retail", **how)
+    return load(split, data, n=n, seed=seed, domain="retail")
+
+
+def metrics(items: list[dict]) -> dict[str, dict]:
+    """CM-DPO's numbers of stored items (eval.py's items.jsonl): PR, DR, S over the plans that pass, and what
+    the others fail by: parse failures apart, each broken constraint as a share of all plans.
+
+    returns  {"cm-dpo": {"PR", "DR", "S" (None if no plan passes), "failures": {"parse", constraint: share}}}
+    """
+    passed = [item for item in items if item["strict"]["pass"]]
+    broken: dict[str, int] = {"decode": 0}
+    for item in items:
+        checks = {name: good for name, good in item["strict"].items() if name not in ("pass", "reasons")}
+        if not checks.get("decode", False):
+            checks = {"decode": False}
+        for name, good in checks.items():
+            broken[name] = broken.get(name, 0) + (good is False)
+    shares = {name: count / len(items) for name, count in broken.items()}
+    parse = shares.pop("decode")
+    soft = sum(item["facts"]["soft"] for item in passed) / len(passed) if passed else None
+    rates = {"PR": len(passed) / len(items), "DR": 1 - parse, "S": soft}
+    return {"cm-dpo": rates | {"failures": {"parse": parse, **shares}}}

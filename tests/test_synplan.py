@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import eval as evaluation
 from envs import synplan, synplan_retail, synplan_travel
 from envs.synplan_cities import CITIES, ground_minutes
 from envs.synplan_teacher import minimal_edit
@@ -364,6 +365,32 @@ def test_changed_items_keep_what_they_can():
     assert change in (("R1", "R2"), ("H1", "H2"))
     dinner = edit.plan["items"][3]
     assert dinner["start_time"] == "19:00"
+
+
+@pytest.mark.parametrize("domain", ["travel", "retail"])
+def test_eval_prints_the_papers_numbers(domain, tmp_path, capsys):
+    # Catches: S over plans that fail, parse failures counted among broken constraints, a benchmark that
+    # eval.py wants a folder for.
+    envs = (synplan.load if domain == "travel" else synplan.load_retail)("tiny/val", n=20)
+    path, soft, feasible = tmp_path / "o.jsonl", [], 0
+    with open(path, "w") as file:
+        for i, env in enumerate(envs):
+            world, rng = WORLDS[domain], random.Random(i)
+            plan = world.cheap_plan(env.instance) if i < 12 else world.draft(env.instance, rng)
+            text = write_plan(plan, compact=True) if i < 16 else "Stay at home."
+            report = synplan.verify(env.instance, text)
+            feasible += report.passed
+            soft += [report.soft] if report.passed else []
+            file.write(json.dumps({"id": env.task.id, "output": text}) + "\n")
+    flags = {"bench": f"synplan_{domain}", "split": "tiny/val", "n": 20, "outputs": str(path)}
+    results = evaluation.main(evaluation.Config(out=str(tmp_path / "e"), **flags))
+    found = results["metrics"]["cm-dpo"]
+    assert (found["PR"], found["DR"]) == (feasible / 20, 0.8) and found["failures"]["parse"] == 0.2
+    assert found["S"] == pytest.approx(sum(soft) / len(soft))
+    assert results["strict"]["valid_rate"]["value"] == feasible / 20
+    assert results["strict"]["decode"]["n"] == 20 and results["strict"]["cost"]["n"] == 16
+    assert "failures.parse" in capsys.readouterr().out
+    assert synplan.metrics([{"strict": {"pass": False}, "facts": {}}])["cm-dpo"]["S"] is None
 
 
 @pytest.mark.parametrize("domain", ["travel", "retail"])

@@ -16,7 +16,7 @@ import pytest
 from envs import synplan
 from envs.synplan_teacher import minimal_edit
 from envs.synplan_verify import from_record, read_plan, write_plan
-from nanoplan import synth, synth_audit
+from nanoplan import config, synth, synth_audit
 from nanoplan.llm import EndpointError
 from tests import synplan_oracle
 from tests.llm_server import Fault, LLMServer
@@ -352,9 +352,10 @@ def test_audit_by_hand(tmp_path, capsys):
 
 def test_the_command_explains_itself(tmp_path):
     # Catches: a flag without a comment, a traceback for a user's mistake.
-    told = run(tmp_path, "--help").communicate()[0]
+    told = config.help_text(synth.Config)
     assert "--teacher" in told and "CM-DPO o3-mini" in told
-    for flags, words in ((("--pears", 3), "nearest is --pairs"), (("--do", "stats"), "make pairs first")):
-        done = run(tmp_path / "none", *flags)
-        told = done.communicate()[0]
-        assert done.returncode != 0 and words in told and "Traceback" not in told
+    with pytest.raises(ValueError, match="the nearest is --pairs"):
+        config.from_flags(synth.Config, ["--pears", "3"])
+    done = run(tmp_path / "none", "--do", "stats")
+    told = done.communicate()[0]
+    assert done.returncode != 0 and "make pairs first" in told and "Traceback" not in told
