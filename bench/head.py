@@ -170,7 +170,7 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         base = next(x for x in rows if x["what"] == row["what"] and x["method"] == "naive")
         if "failed" in row or "failed" in base:
-            lines.append(f"| {row['what']} | {row['method']} | {row.get('failed', '')} | | | | |")
+            lines.append(f"| {row['what']} | {row['method']} | {row.get('failed', 'naive failed')} | | | | |")
             continue
         time_ratio, memory_ratio = (row[k] / base[k] for k in ("cpu_s", "extra_mb"))
         seconds, memory = (
@@ -194,6 +194,8 @@ def measure(cfg: Config, what: str, method: str, reference_file: Path) -> dict:
 def main(cfg: Config) -> None:
     if cfg.n % SEQUENCE:
         raise ValueError(f"n={cfg.n}: wanted a multiple of {SEQUENCE}, the length of a sequence")
+    if "naive" not in cfg.methods or not set(cfg.methods) <= set(METHODS):
+        raise ValueError(f"methods={cfg.methods}: wanted naive, the base of the table, and any of {[*METHODS]}")
     if cfg.method:
         print(json.dumps(one(cfg)))
         return
