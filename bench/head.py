@@ -195,7 +195,9 @@ def main(cfg: Config) -> None:
     if cfg.n % SEQUENCE:
         raise ValueError(f"n={cfg.n}: wanted a multiple of {SEQUENCE}, the length of a sequence")
     if "naive" not in cfg.methods or not set(cfg.methods) <= set(METHODS):
-        raise ValueError(f"methods={cfg.methods}: wanted naive, the base of the table, and any of {[*METHODS]}")
+        raise ValueError(
+            f"methods={cfg.methods}: wanted naive, the base of the table, and any of {[*METHODS]}"
+        )
     if cfg.method:
         print(json.dumps(one(cfg)))
         return
