@@ -74,12 +74,12 @@ PIECES = "|".join(
 )
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE whose merges stay inside PIECES; any text encodes."""
+def train_tokenizer(texts: list[str], vocab_size: int, *, pieces: str = PIECES) -> Tokenizer:
+    """Byte-level BPE whose merges stay inside pieces; any text encodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(pieces), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

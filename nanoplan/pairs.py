@@ -47,15 +47,30 @@ class Pair:
         return self.chosen, self.rejected
 
 
-def read_pairs(path: str | Path, chat: Chat, *, max_tokens: int, truncate: bool = False):
+def read_pairs(
+    path: str | Path,
+    chat: Chat,
+    *,
+    max_tokens: int,
+    truncate: bool = False,
+    check: Callable[[dict], str] = lambda record: "",
+):
     """Pairs of a file, in its order, and the refused records: reason -> what was wrong, one text each.
 
     max_tokens  of prompt and completion of either side; a longer pair is refused, or cut with truncate
+    check       why a record is refused, "" if it is not: a verifier that has its database, as synth.check
     returns     (list of Pair, dict of reason -> list of texts)
     raises      ValueError for a file that is no JSONL, holds no pair, or, with truncate, a pair of which
                 nothing would be left
     """
-    pairs, refused = _read(path, lambda record, where: pair_of(record, chat, where))
+
+    def checked(record: dict, where: str) -> Pair:
+        pair = pair_of(record, chat, where)
+        if reason := check(record):
+            raise ValueError(f"verified again: {reason}")
+        return pair
+
+    pairs, refused = _read(path, checked)
     kept = []
     for pair in pairs:
         if max(len(side.ids) for side in pair.sides) <= max_tokens:

@@ -352,3 +352,11 @@ def test_a_file_that_is_no_jsonl_says_where(tmp_path, chat):
         with pytest.raises(ValueError, match=words):
             read_pairs(tmp_path / "x.jsonl", chat, max_tokens=9)
     shutil.rmtree(tmp_path)
+
+
+def test_a_verifier_has_the_last_word(tmp_path, chat):
+    # Catches: a record trained on because it says itself that it is right.
+    kept, refused = read(
+        tmp_path, chat, [synthetic(0), synthetic(1)], check=lambda r: "late" * (r["id"] == "toy/1")
+    )
+    assert [pair.id for pair in kept] == ["toy/0"] and refused == {"verified again": ["toy/1: late"]}
