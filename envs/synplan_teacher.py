@@ -17,6 +17,7 @@ from envs import synplan_retail, synplan_travel
 from envs.synplan_verify import Entity, Instance, Report, look_up
 
 WORLDS = {"travel": synplan_travel, "retail": synplan_retail}
+TIMES = ("start_time", "end_time")
 Part = tuple[Entity, dict, int | None]  # of a partial plan: entry, item, index in the draft (None: inserted)
 
 
@@ -86,19 +87,21 @@ class _Search:
         n = len(items)
         self.rest_cost, self.rest_liked = [0] * (n + 1), [0] * (n + 1)  # of the items from i on, unchanged
         self.must = [0] * (n + 1)  # how many of those no valid plan can keep
-        self.savings: list[list[int]] = [
-            [] for _ in range(n + 1)
-        ]  # what one change there saves, largest first
+        self.saved = [[0] * (n + 1)] * (n + 1)  # the most USD that so many changes of those can save
+        self.units = [self.units_of(i) for i in range(n)]
+        self.pools = [self.candidates(i) for i in range(n)]
+        single: list[int] = []
         for i in reversed(range(n)):
             entry = self.entries[i]
-            price = entry.price * self.units(i) if entry else 0
-            lowest = min((e.price for e in self.candidates(i)), default=0) * self.units(i)
+            price = entry.price * self.units[i] if entry else 0
+            lowest = min((e.price for e in self.pools[i]), default=0) * self.units[i]
             self.rest_cost[i] = self.rest_cost[i + 1] + price
             self.rest_liked[i] = self.rest_liked[i + 1] + (self.liked[entry.key] if entry else 0)
-            self.savings[i] = sorted([*self.savings[i + 1], price - lowest], reverse=True)
             self.must[i] = self.must[i + 1] + (entry is None or self.hopeless_alone(i))
+            single = sorted([*single, max(0, price - lowest)], reverse=True)
+            self.saved[i] = [sum(single[:changes]) for changes in range(n + 1)]
 
-    def units(self, i: int) -> int:
+    def units_of(self, i: int) -> int:
         """How often item i's price is paid."""
         return 1
 
@@ -112,10 +115,7 @@ class _Search:
         self.nodes += 1
         if self.nodes % 256 == 0 and time.monotonic() > self.deadline:
             raise _Late
-        if self.must[i] > left:
-            return True
-        least = paid + self.rest_cost[i] - sum(saved for saved in self.savings[i][:left] if saved > 0)
-        if least > self.instance.profile.budget:
+        if self.must[i] > left or self.too_dear(i, left, paid):
             return True
         if self.best is None:
             return False
@@ -123,6 +123,11 @@ class _Search:
         hope = self.rest_liked[i] + left
         share = (sum(self.liked[key] for key in keys) + hope) / max(1, len(keys) + hope)
         return share < self.best.soft or (share == self.best.soft and self.best.cost == self.wanted)
+
+    def too_dear(self, i: int, left: int, paid: int) -> bool:
+        """Whether items from i on cannot end within the budget, `left` of them changed."""
+        saved = self.saved[i][min(left, len(self.items))]
+        return paid + self.rest_cost[i] - saved > self.instance.profile.budget
 
     def finish(self) -> None:
         """Keep the plan of all parts if the verifier passes it and it is better than the best so far."""
@@ -155,7 +160,7 @@ class _Travel(_Search):
         city = entry.origin or entry.city
         return self.step(entry, self.items[i], self.instance.profile.start, city) is None
 
-    def units(self, i: int) -> int:
+    def units_of(self, i: int) -> int:
         """Nights of a hotel, which an edit does not change: hotels are neither inserted nor moved."""
         if self.items[i]["type"] != "hotel":
             return 1
@@ -191,14 +196,17 @@ class _Travel(_Search):
             self.insert(i, left, inserts, free, city, paid)
         if i == len(self.items):
             return None
-        kept, item, units = self.entries[i], self.items[i], self.units(i)
+        kept, item, units = self.entries[i], self.items[i], self.units[i]
         if kept is not None and left <= len(self.items) - i - 1 + inserts:
             self.take(kept, item, i, left, inserts, free, city, paid + kept.price * units)
         if left:
-            for entry in self.candidates(i):
+            for entry in self.pools[i]:
+                cost = paid + entry.price * units
+                if self.too_dear(i + 1, left - 1, cost):
+                    continue
                 new = self.rewritten(entry, item, free, city)
                 if entry is not kept or new != item:
-                    self.take(entry, new, i, left - 1, inserts, free, city, paid + entry.price * units)
+                    self.take(entry, new, i, left - 1, inserts, free, city, cost)
         return None
 
     def take(self, entry, item, i, left, inserts, free, city, paid) -> None:
@@ -212,14 +220,13 @@ class _Travel(_Search):
         """Each place of this city that the plan lacks so far, on the first day on which it fits."""
         here = {entry.key for entry, _, _ in self.parts}
         first = int(self.parts[-1][1]["day"]) if self.parts else 1
-        after = (
-            self.items[i]["day"] if i < len(self.items) else synplan_travel.num_days(self.instance.profile)
-        )
+        last = synplan_travel.num_days(self.instance.profile)
+        after = self.items[i]["day"] if i < len(self.items) else last
         for entry in self.visits:
-            if entry.city != city or entry.key in here:
+            if entry.city != city or entry.key in here or self.too_dear(i, left - 1, paid + entry.price):
                 continue
             for day in range(first, int(after) + 1):
-                item = self.rewritten(entry, {"type": entry.kind, "day": day}, free, city)
+                item = self.rewritten(entry, {"day": day}, free, city)
                 end = self.step(entry, item, free, city)
                 if end is not None:
                     self.parts.append((entry, item, None))
@@ -228,16 +235,21 @@ class _Travel(_Search):
                     break
 
     def rewritten(self, entry: Entity, item: dict, free: int, city: str, start: int | None = None) -> dict:
-        """The item with this entry in it, as early as can be, or at minute `start`; other fields stay."""
-        bare = {"name": entry.name, "type": entry.kind, "day": item["day"]}
+        """The item with this entry in it, as early as can be, or at minute `start`. Other fields stay; an
+        item that is only a day becomes one with times if the draft's have some."""
+        day = {"day": item["day"]}
         if start is None:
-            start, _, _ = synplan_travel.event(self.instance, entry, bare, free=free, city=city)
-        if self.timed and ("start_time" in item or "stated_price" not in item):
-            bare["start_time"] = synplan_travel.time_text(start)
+            start, _, _ = synplan_travel.event(self.instance, entry, day, free=free, city=city)
+        new = {"name": entry.name, "type": entry.kind, **day}
+        if self.timed and ("start_time" in item or len(item) == 1):
+            new["start_time"] = synplan_travel.time_text(start)
             if entry.kind != "hotel":
-                bare["end_time"] = synplan_travel.time_text(start + entry.minutes)
-        bare |= {"stated_price": entry.price, "db_lookup_key": entry.key}
-        return {key: bare[key] for key in item if key in bare} | bare if item.keys() >= bare.keys() else bare
+                new["end_time"] = synplan_travel.time_text(start + entry.minutes)
+        new |= {"stated_price": entry.price, "db_lookup_key": entry.key}
+        if len(item) == 1:
+            return new
+        kept = {key: value for key, value in item.items() if key not in TIMES or key in new}
+        return kept | new
 
     def final_items(self) -> list[dict]:
         """The best plan's items; a changed one keeps the start it had where the plan stays valid."""
@@ -279,8 +291,8 @@ class _Retail(_Search):
             kept, item = self.entries[i], self.items[i]
             if kept is not None and left <= len(self.items) - i - 1 + inserts:
                 self.take(kept, item, i, left, inserts, paid)
-            for entry in self.candidates(i) if left else ():
-                if entry is not kept:
+            for entry in self.pools[i] if left else ():
+                if entry is not kept and not self.too_dear(i + 1, left - 1, paid + entry.price):
                     self.take(entry, item | self.written(entry), i, left - 1, inserts, paid)
         elif left == 0:
             self.finish()
