@@ -181,21 +181,27 @@ class DecodeShared:
         self.cache, self.positions = cache, positions
         self.longest, self.longest_shared = reach
         self.slots = torch.arange(len(positions), device=positions.device)
-        self.starts, self.lengths = starts.int(), (positions + 1 - starts).int()
-        self.table = table.int() if len(table) else None
+        self.own = {  # converted here, once for all layers
+            "lengths": (positions + 1 - starts).int(), "slots": self.slots.int(), "starts": starts.int(),
+        }  # fmt: skip
+        self.shared = None
+        if len(table):
+            slots, lengths, members = table.int().split([1, 1, table.shape[1] - 2], dim=1)
+            self.shared = {
+                "lengths": lengths.flatten(),
+                "members": members.contiguous(),
+                "slots": slots.flatten(),
+            }
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layers[layer]
         keys[self.slots, :, self.positions] = k
         values[self.slots, :, self.positions] = v
-        prefix, table = None, self.table
-        if table is not None:
-            ends = slice(0, self.longest_shared)
-            prefix = Prefix(keys[:, :, ends], values[:, :, ends], table[:, 1], table[:, 2:], table[:, 0])
-        return decode(
-            q, keys, values, self.lengths, slots=self.slots, starts=self.starts, longest=self.longest,
-            prefix=prefix,
-        )  # fmt: skip
+        prefix = None
+        if self.shared is not None:
+            reach = slice(0, self.longest_shared)
+            prefix = Prefix(keys[:, :, reach], values[:, :, reach], **self.shared)
+        return decode(q, keys, values, **self.own, longest=self.longest, prefix=prefix)
 
 
 @dataclass(slots=True)
