@@ -160,6 +160,10 @@ def test_every_command_and_its_text(tmp_path):
         messages, done = env.step("", [act(command)])
         assert messages[0].content == text, command
     assert (
+        env.state.cool == frozenset()
+        and env.state.hot == env.state.clean == env.state.sliced != env.state.cool
+    )
+    assert (
         done and env.ended == "won" and env.verify().passed and env.official() == {"won": True, "pass": True}
     )
     assert env.step("", [act("look")])[0][0].content.startswith("Error")
