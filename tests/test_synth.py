@@ -359,3 +359,15 @@ def test_the_command_explains_itself(tmp_path):
     done = run(tmp_path / "none", "--do", "stats")
     told = done.communicate()[0]
     assert done.returncode != 0 and "make pairs first" in told and "Traceback" not in told
+
+
+def test_a_local_model_drafts(tmp_path):
+    # Catches: a model of this process that is asked in another form than an endpoint.
+    cfg = synth.Config(
+        out=str(tmp_path), size="tiny", n=3, workers=2, draft=str(ROOT / "assets" / "tiny"), max_tokens=40
+    )
+    summary = synth.make_all(cfg)
+    assert summary["raw"] == 3 and summary["reasons"] == {"draft: decode failure": 3}
+    found = lines(tmp_path / "rejects.jsonl")
+    assert {line["draft"] for line in found} == {"tiny"} and all(line["rejected"] for line in found)
+    assert all(line["spent"]["completion_tokens"] > 0 for line in found)
