@@ -112,6 +112,7 @@ def test_every_command_and_its_text(tmp_path):
     take knife 1 from cabinet 1 | Nothing happens.
     examine apple 1 | Nothing happens.
     open cabinet 1 | You open the cabinet 1. {IN_CABINET}
+    take desklamp 1 from cabinet 1 | Nothing happens.
     take knife 1 from cabinet 1 | You pick up the knife 1 from the cabinet 1.
     take apple 1 from shelf 2 | Nothing happens.
     examine knife 1 | There's nothing special about knife 1.
