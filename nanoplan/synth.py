@@ -1,7 +1,7 @@
 """SynPlan-R: verified preference pairs for CM-DPO, made of a flawed plan and its smallest correction.
 
     python -m nanoplan.synth --domain travel --size tiny --n 3000 --out runs/synth       # no model at all
-    python -m nanoplan.synth --draft URL --draft_model NAME --teacher URL --teacher_model NAME --query URL ...
+    python -m nanoplan.synth --draft URL#MODEL --teacher URL#MODEL --query local:FOLDER ...
     python -m nanoplan.synth --do graph | tau | stats | contamination | audit | grade    # tables 7 8 2 10 9 9
 
 Per instance: a query, a draft, its correction, both verified; kept if the correction passes and the draft
@@ -37,7 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -45,8 +45,9 @@ from typing import Literal
 from envs import synplan
 from envs.synplan_teacher import minimal_edit
 from envs.synplan_verify import Instance, Report, from_record, read_plan, write_plan
-from nanoplan import config, log, synth_audit
-from nanoplan.llm import ChatModel, Endpoint, EndpointError, Reply, to_openai
+from nanoplan import config, dist, log, synth_audit
+from nanoplan.llm import ChatModel, EndpointError, Reply, to_openai
+from nanoplan.local import open_model
 
 INVERSE = (  # appendix 13.2
     "You are generating a realistic user query. The user has constraints {summary}, but you MUST NOT state "
@@ -80,7 +81,6 @@ class Makers:
     limit_s: float = 10.0  # of one exact search
     temperature: float = 1.0  # of models
     max_tokens: int = 4096  # of a model's plan
-    prices: dict[str, tuple[float, float]] = field(default_factory=dict)  # maker -> USD per million tokens
     encode: Callable[[str], list] = synth_audit.words  # text -> tokens, for the token distance
 
 
@@ -170,12 +170,12 @@ def _pair(instance: Instance, rejected: str, makers: Makers, seed: int, rng, spe
     }
 
 
-def _ask(model: ChatModel, maker: str, messages: list[dict], makers: Makers, spent: dict, **how) -> Reply:
+def _ask(model: ChatModel, messages: list[dict], makers: Makers, spent: dict, **how) -> Reply:
     reply = model.chat(messages, temperature=makers.temperature, **how)
-    price_in, price_out = makers.prices.get(maker, (0.0, 0.0))
+    price_in, price_out = getattr(model, "prices", (0.0, 0.0))  # USD per token; of an endpoint
     spent["prompt_tokens"] += reply.prompt_tokens
     spent["completion_tokens"] += reply.completion_tokens
-    spent["usd"] += (price_in * reply.prompt_tokens + price_out * reply.completion_tokens) / 1e6
+    spent["usd"] += price_in * reply.prompt_tokens + price_out * reply.completion_tokens
     return reply
 
 
@@ -187,9 +187,7 @@ def _ask_query(instance: Instance, makers: Makers, seed: int, spent: dict) -> st
     messages = [{"role": "user", "content": INVERSE.format(summary=json.dumps(hard))}]
     for attempt in range(QUERY_TRIES):
         how = {"max_tokens": 256, "seed": QUERY_TRIES * seed + attempt}
-        text = (
-            _ask(makers.query, "query", messages, makers, spent, **how).text.rpartition("</think>")[2].strip()
-        )
+        text = _ask(makers.query, messages, makers, spent, **how).text.rpartition("</think>")[2].strip()
         if text and len(text) <= MAX_QUERY_CHARS and not NUMBER.search(text):
             return text
     raise _Rejected("query: states a number, or is empty or long", text[:200])
@@ -199,7 +197,7 @@ def _draft(instance: Instance, makers: Makers, seed: int, rng, spent: dict) -> s
     if makers.draft is None:
         return write_plan(synplan.WORLDS[instance.domain].draft(instance, rng), compact=instance.compact)
     prompt = to_openai(synplan.messages(instance))
-    text = _ask(makers.draft, "draft", prompt, makers, spent, max_tokens=makers.max_tokens, seed=seed).text
+    text = _ask(makers.draft, prompt, makers, spent, max_tokens=makers.max_tokens, seed=seed).text
     return plan_block(text)
 
 
@@ -244,7 +242,7 @@ def _taught(
     rules = REWRITE if makers.rewrite else RTMED
     messages = [{"role": "system", "content": rules}, {"role": "user", "content": task}]
     how = {"max_tokens": makers.max_tokens, "seed": seed}
-    text = _ask(makers.teacher, "teacher", messages, makers, spent, **how).text.rpartition("</think>")[2]
+    text = _ask(makers.teacher, messages, makers, spent, **how).text.rpartition("</think>")[2]
     rationale = re.findall(r"<rationale>(.*?)</rationale>", text, re.S)
     if len(rationale) != 1 or not rationale[0].strip():
         raise _Rejected("edit: no rationale", text[:200])
@@ -302,15 +300,9 @@ class Config:
     n: int = 14_200  # raw generations; CM-DPO, travel (retail 11,800)
     pairs: int = 0  # stop after so many pairs; 0 = all of n; CM-DPO 8,400 and 6,600
     seed: int = 0  # of drafts and queries
-    query: str = "template"  # who writes the query: template, an endpoint's URL, or an HF folder
-    query_model: str = ""  # name that the endpoint knows the model by; so below
-    query_usd: tuple[float, float] = (0.0, 0.0)  # USD per million tokens of prompt and completion; so below
-    draft: str = "script"  # who writes the draft: script, URL, HF folder; CM-DPO gpt-4o-mini
-    draft_model: str = ""
-    draft_usd: tuple[float, float] = (0.0, 0.0)
-    teacher: str = "exact"  # who corrects it: exact, URL, HF folder; CM-DPO o3-mini
-    teacher_model: str = ""
-    teacher_usd: tuple[float, float] = (0.0, 0.0)
+    query: str = "template"  # who writes the query: template, http://HOST/v1#MODEL?price_in=1, local:FOLDER
+    draft: str = "script"  # who writes the draft: script, or a model as above; CM-DPO gpt-4o-mini
+    teacher: str = "exact"  # who corrects it: exact, or a model as above; CM-DPO o3-mini
     rewrite: bool = False  # whole new plans in place of minimal edits; CM-DPO's ablation Full Rewrite
     limit_s: float = 10.0  # seconds of one exact search
     temperature: float = 1.0  # of models
@@ -323,27 +315,18 @@ class Config:
 
 
 def models_of(cfg: Config) -> Makers:
-    """The makers of a run. Raises ValueError for an endpoint without a model's name, EndpointError within
-    seconds for one that can't be reached."""
+    """The makers of a run. Raises ValueError for a name that is none, EndpointError within seconds for an
+    endpoint that can't be reached."""
     made: dict[str, ChatModel | None] = {}
     for maker, script in (("query", "template"), ("draft", "script"), ("teacher", "exact")):
-        where, name = getattr(cfg, maker), getattr(cfg, f"{maker}_model")
+        name = getattr(cfg, maker)
         made[maker] = None
-        if where.startswith(("http://", "https://")):
-            if not name:
-                raise ValueError(
-                    f"{maker}={where} needs --{maker}_model, the name that the server knows it by"
-                )
-            made[maker] = Endpoint(where, name, cache=Path(cfg.out) / "replies", concurrency=cfg.workers)
+        if name != script:
+            made[maker] = open_model(name, cache=Path(cfg.out) / "replies", device=dist.device())
             made[maker].probe()
-        elif where != script:
-            from nanoplan.local import Local
-
-            made[maker] = Local(where)
-    prices = {maker: getattr(cfg, f"{maker}_usd") for maker in made}
     encode = synth_audit.tokenizer(cfg.tokenizer) if cfg.tokenizer else synth_audit.words
     how = {name: getattr(cfg, name) for name in ("rewrite", "limit_s", "temperature", "max_tokens")}
-    return Makers(**made, prices=prices, encode=encode, **how)
+    return Makers(**made, encode=encode, **how)
 
 
 def make_all(cfg: Config) -> dict:

@@ -12,11 +12,12 @@
 set -eu
 cd "$(dirname "$0")/.."
 RUNS=${RUNS:-runs/cmdpo}
+reasoning='{"temperature":null,"max_tokens":null,"max_completion_tokens":16384}'  # o3-mini's form of a question
 case $1 in
     models) makers=(
-        --query "$URL" --query_model gpt-4o-mini --query_usd 0.15 0.60
-        --draft "$URL" --draft_model gpt-4o-mini --draft_usd 0.15 0.60
-        --teacher "$URL" --teacher_model o3-mini --teacher_usd 1.10 4.40
+        --query "$URL#gpt-4o-mini?price_in=0.15&price_out=0.60&concurrency=32"
+        --draft "$URL#gpt-4o-mini?price_in=0.15&price_out=0.60&concurrency=32"
+        --teacher "$URL#o3-mini?price_in=1.10&price_out=4.40&concurrency=32&extra=$reasoning"
         --workers 32) ;;
     scripts) makers=(--workers 2) ;;
     *) echo "wanted models or scripts" >&2; exit 2 ;;

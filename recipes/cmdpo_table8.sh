@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 RUNS=${RUNS:-runs/cmdpo}
-draft=(); [ -n "${URL:-}" ] && draft=(--draft "$URL" --draft_model gpt-4o-mini)
+draft=(); [ -n "${URL:-}" ] && draft=(--draft "$URL#gpt-4o-mini?price_in=0.15&price_out=0.60")
 for world in travel retail; do
     python -m nanoplan.synth --do tau --domain $world --size paper --n 1000 \
         --out "$RUNS/tau.$world" ${draft[@]+"${draft[@]}"}

@@ -202,10 +202,9 @@ def test_models_write_queries_drafts_and_corrections_and_are_paid_once(tmp_path)
     PLAN_OF.clear()
     DRAFTS.clear()
     with LLMServer(teacher) as server:
-        urls = {"query": server.url, "draft": server.url, "teacher": server.url}
-        models = {"query_model": "q", "draft_model": "d", "teacher_model": "t"}
-        cfg = synth.Config(out=str(tmp_path), size="tiny", n=30, workers=1, **urls, **models,
-                           teacher_usd=(10.0, 0.0))  # fmt: skip
+        models = {"query": f"{server.url}#q", "draft": f"{server.url}#d"}
+        models["teacher"] = f"{server.url}#t?price_in=10"
+        cfg = synth.Config(out=str(tmp_path), size="tiny", n=30, workers=1, **models)
         summary = synth.make_all(cfg)
         asked = len(server.bodies)
         assert synth.make_all(dataclasses.replace(cfg, workers=2)) == summary
@@ -229,19 +228,19 @@ def test_models_write_queries_drafts_and_corrections_and_are_paid_once(tmp_path)
 
 def test_a_query_that_never_hides_its_numbers_and_a_server_that_dies(tmp_path):
     # Catches: a leaked budget that slips through after the last try, a dead endpoint that yields rejects.
-    how = {"out": str(tmp_path / "a"), "size": "tiny", "n": 25, "workers": 1, "query_model": "q"}
+    how = {"out": str(tmp_path / "a"), "size": "tiny", "n": 25, "workers": 1}
     with LLMServer(lambda body: "A trip under three hundred dollars.") as server:
-        summary = synth.make_all(synth.Config(query=server.url, **how))
+        summary = synth.make_all(synth.Config(query=f"{server.url}#q", **how))
     assert summary["pairs"] == 0
     assert summary["reasons"] == {"query: states a number, or is empty or long": 25}
     with LLMServer(lambda body: Fault(400, {}, b"no")) as server:
-        cfg = synth.Config(query=server.url, **how | {"out": str(tmp_path / "b")})
+        cfg = synth.Config(query=f"{server.url}#q", **how | {"out": str(tmp_path / "b")})
         with pytest.raises(EndpointError, match="20 instances in a row without a reply"):
             synth.make_all(cfg)
         assert not (tmp_path / "b" / "rejects.jsonl").read_text()
     with pytest.raises(EndpointError, match=r"can't be reached"):
         synth.make_all(cfg)
-    with pytest.raises(ValueError, match="draft_model"):
+    with pytest.raises(ValueError, match="names no model"):
         synth.models_of(synth.Config(draft="http://127.0.0.1:9/v1"))
 
 
@@ -364,7 +363,7 @@ def test_the_command_explains_itself(tmp_path):
 def test_a_local_model_drafts(tmp_path):
     # Catches: a model of this process that is asked in another form than an endpoint.
     cfg = synth.Config(
-        out=str(tmp_path), size="tiny", n=3, workers=2, draft=str(ROOT / "assets" / "tiny"), max_tokens=40
+        out=str(tmp_path), size="tiny", n=3, workers=2, draft=f"local:{ROOT}/assets/tiny", max_tokens=40
     )
     summary = synth.make_all(cfg)
     assert summary["raw"] == 3 and summary["reasons"] == {"draft: decode failure": 3}
