@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from envs.base import Message
 from nanoplan.critic import Note
 from nanoplan.critique import KIND_OF, advice_kind
+from nanoplan.log import table
 from nanoplan.rollout import Episode
 
 KINDS = ("search", "answer", "verify", "ask", "act", "other")
@@ -162,6 +163,26 @@ def sweep_table(by_step: dict[int, list[dict]]) -> list[dict]:
         mean, sem = success_sem(items)
         rows.append({"step": step, "success": mean, "sem": sem, "advised": _share_advised(items)})
     return rows
+
+
+def report(items: list[dict]) -> str:
+    """Success with its standard error, pass^k, and tables H.1 and H.2 of some episodes, as Markdown."""
+    mean, sem = success_sem(items)
+    k = min(map(len, _by_task(items).values()), default=0)
+    broken = sum(item["success"] is None for item in items)
+    text = f"success {mean:.3f} ± {sem:.3f} (SEM over {len(_by_task(items))} tasks), "
+    text += f"pass^{k} {pass_hat(items, k):.3f}, " if k else ""
+    text += f"{sum(item['turns'] for item in items) / max(1, len(items)):.2f} turns, {broken} broken episodes"
+    if any(item["notes"] for item in items):
+        for rows in (calls_table(items), [row for row in advice_table(items) if row["advice"]]):
+            if rows:
+                cells = [[_cell(value) for value in row.values()] for row in rows]
+                text += "\n" + table(list(rows[0]), cells)
+    return text
+
+
+def _cell(value) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _share_advised(items: list[dict]) -> float:

@@ -282,8 +282,8 @@ def explore(agent, critic: Rollout, plan: Plan, states: list[tuple[int, int, Env
     """Prefixes, critiques and continuations of some slots.
 
     states   (slot, draw, environment) each
-    key      names the run and the step: every seed is a function of it, the slot and the draw, so that the
-             result doesn't depend on the rank
+    key      (seed of the run, step): every seed is a function of it, the slot and the draw, so that what is
+             found doesn't depend on the rank
     until    asked between steps; True gives up, and what is returned is not to be used
     returns  a State each, rewarded, in order
     """
@@ -312,8 +312,8 @@ def reach(agent, plan: Plan, states: list[tuple[int, int, Env]], *, key) -> list
     envs = [SelfCall(env) if plan.states == "self" else env for _, _, env in states]
     found, turns = [], []
     for (slot, draw, _), env in zip(states, envs, strict=True):
-        name = ("task", env.task.id) if plan.step_seed == "task" else (slot, draw)
-        turns.append(plan.low + seed_for(*key, "turn", *name) % (plan.high - plan.low + 1))
+        name = (key[0], "turn", env.task.id) if plan.step_seed == "task" else (*key, "turn", slot, draw)
+        turns.append(plan.low + seed_for(*name) % (plan.high - plan.low + 1))
         episode = agent.start(env, seed=seed_for(*key, "agent", slot, draw), group=slot)
         found.append(State(env.task.id, slot, draw, turns[-1], episode))
     episodes = [state.episode for state in found]

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Caddie's claims on a laptop CPU, built-in world and models, three seeds: no critic, a prompted one, the trained one
+# with N = 1 and 5, the appendix's rewards, self-call against windowed, a fixed-step sweep, transfer to a second agent of
+# another size, and a critic trained for that agent.
+#   recipes/laptop_critic.sh                 all of it; a row that is there already is not run again
+#   SEEDS=0 ROWS="n1 n5" recipes/laptop_critic.sh            some of it
+#   recipes/laptop_critic.sh table           only the table of what is there
+# A row is one run of train_critic.py in runs/laptop_critic/SEED/ROW. Not measured as a whole.
+set -eu
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-.venv/bin/python}
+RUNS=${RUNS:-runs/laptop_critic}
+SEEDS=${SEEDS:-0 1 2}
+ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own}
+OTHER=$RUNS/agent2
+
+flags() {  # of a row
+    case $1 in
+        n1) echo "" ;;
+        n5) echo "--continuations 5 --steps 15" ;;
+        gumbel) echo "--reward gumbel" ;;
+        nocritic) echo "--baseline none" ;;
+        self) echo "--states self --eval_protocol self:3" ;;
+        review | checklist) echo "--steps 0 --style $1" ;;
+        selfcall) echo "--steps 0 --model $2/n1/model --eval_protocol self:3" ;;
+        step*) echo "--steps 0 --model $2/n1/model --eval_protocol step:${1#step}" ;;
+        transfer) echo "--steps 0 --model $2/n1/model --agent $OTHER" ;;
+        own) echo "--agent $OTHER" ;;
+    esac
+}
+
+if [ "${1:-}" != table ]; then
+    [ -e "$OTHER/model.safetensors" ] ||
+        "$PYTHON" assets/make_critic.py --only agent --hidden 96 --agent_out "$OTHER"
+    for seed in $SEEDS; do
+        for row in $ROWS; do
+            at=$RUNS/$seed/$row
+            # shellcheck disable=SC2046
+            [ -e "$at/summary.json" ] ||
+                "$PYTHON" train_critic.py --out "$at" --seed "$seed" $(flags "$row" "$RUNS/$seed")
+        done
+    done
+fi
+"$PYTHON" - "$RUNS" $SEEDS <<'PYTHON'
+import json, sys
+from pathlib import Path
+
+runs, seeds = Path(sys.argv[1]), sys.argv[2:]
+print("| row | no critic | untrained critic | trained critic |\n|---|---|---|---|")
+for row in sorted({path.parent.name for path in runs.glob("*/*/summary.json")}):
+    cells = []
+    for when, name in (("before", "success_no_critic"), ("before", "success"), ("after", "success")):
+        found = [runs / seed / row / "summary.json" for seed in seeds]
+        values = [(json.loads(p.read_text())[when] or {}).get(name) for p in found if p.exists()]
+        cells.append(", ".join(f"{100 * v:.1f}" for v in values if v is not None) or "-")
+    print(f"| {row} | " + " | ".join(cells) + " |")
+PYTHON
