@@ -130,6 +130,9 @@ def test_every_command_and_its_text(tmp_path):
     move apple 1 to shelf 2 | You move the apple 1 to the shelf 2.
     look | You are facing the cabinet 1, and shelf 2. Next to it, you see a knife 1.
     take apple 1 from shelf 2 | You pick up the apple 1 from the shelf 2.
+    move apple 1 to cabinet 1 | You move the apple 1 to the cabinet 1.
+    look | You are facing the cabinet 1, and shelf 2. Next to it, you see a apple 1, and a knife 1.
+    take apple 1 from cabinet 1 | You pick up the apple 1 from the cabinet 1.
     inventory | You are carrying: a apple 1.
     close cabinet 1 | You close the cabinet 1.
     heat apple 1 with microwave 1 | Nothing happens.
