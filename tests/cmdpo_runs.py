@@ -54,9 +54,14 @@ def record(i: int) -> dict:
 
 
 def make(folder: Path, num_pairs: int = 12) -> dict:
-    """Pairs and a random model that knows their words; returns the flags that name them."""
+    """Pairs and a random model that knows their words; returns the flags that name them.
+
+    Every sixth id stops the model, so that a random one ends its plans soon.
+    """
     rows = [record(i) for i in range(num_pairs)]
     model = write_tokenizer(folder / "model", corpus=[json.dumps(row) for row in rows], vocab_size=600)
+    stops = list(range(0, Chat(model).num_ids, 6))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
     weights.save_model(tiny_model(Chat(model)), model)
     write_lines(folder / "pairs.jsonl", rows)
     return {"model": str(model), "data": str(folder / "pairs.jsonl")}
