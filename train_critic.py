@@ -512,9 +512,7 @@ def main(cfg: Config) -> dict:
         # roll out: prefixes, critiques, continuations, rewards; again where all critiques are worth the same
         clock = time.perf_counter()
         sampler.reset()
-        for rollout in (agent, critic):
-            if isinstance(rollout, Rollout):
-                rollout.computed = rollout.reused = 0
+        agent.computed = agent.reused = critic.computed = critic.reused = 0
         with dist.gathered(model):
             states = draw_states(agent, critic, plan, train, slots, cfg, step)
         if dist.stop_requested():
@@ -562,7 +560,8 @@ def main(cfg: Config) -> dict:
     if held_out and cfg.steps:
         summary["after"] = {**state["before"], "success": success("trained", cfg.eval_protocol)}
         how = f"{cfg.eval_trials} trials, critic {cfg.eval_protocol}"
-        run.line(f"{len(held_out)} held-out tasks, {how}; the agent is bit for bit as it was: {agent_hash}")
+        kept = f"bit for bit as it was, {agent_hash}" if agent_hash else f"elsewhere, {cfg.agent_url}"
+        run.line(f"{len(held_out)} held-out tasks, {how}; the agent is {kept}")
         run.line(before_after(summary["before"], summary["after"]))
     summary["seconds"] = time.perf_counter() - started
     run.summary(summary)

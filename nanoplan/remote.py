@@ -28,11 +28,16 @@ class RemoteRollout:
         self.endpoint, self.budget, self.temperature = endpoint, budget, temperature
         self.free = 2**20  # an episode here costs memory only for its messages
         self.reused = 0
+        self._counted = 0  # of the server's tokens, those before the count was set to 0
 
     @property
     def computed(self) -> int:
         usage = self.endpoint.usage
-        return int(usage["prompt_tokens"] + usage["completion_tokens"])
+        return int(usage["prompt_tokens"] + usage["completion_tokens"]) - self._counted
+
+    @computed.setter
+    def computed(self, value: int) -> None:
+        self._counted += self.computed - value
 
     def start(self, env: Env, *, seed: int, group: int = 0, member: int = 0) -> Episode:
         """A new episode at its prompt; over at once ("error: reset: ...") if the environment fails."""

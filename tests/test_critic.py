@@ -469,6 +469,9 @@ class Server(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
+    def do_GET(self):
+        self.reply(200, {"data": [{"id": "toy"}]})
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).asked.append(body)
@@ -514,6 +517,8 @@ def test_an_agent_elsewhere_is_forked_by_replay(server, writing):
     talk = Server.asked[-1]["messages"]
     assert [m["role"] for m in talk] == ["system", "user", "assistant", "tool", "user"]
     assert talk[-1]["content"].startswith("Feedback\nAnalysis: a")
+    agent.computed = 0
+    assert agent.computed == 0
 
 
 def test_an_endpoint_that_fails_is_no_failure_of_the_critique(server, writing):

@@ -5,6 +5,8 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import critic_runs
@@ -12,7 +14,9 @@ import pytest
 import torch
 from critic_runs import lines
 from safetensors.torch import load_file
+from test_critic import Server
 from test_train_grpo import equal, finish, trained, wait_for_lines
+from toy import Counter
 
 import train_critic
 from nanoplan import checkpoint, config, critic, dist, lora, weights
@@ -176,6 +180,23 @@ def test_an_agent_with_an_adapter(train, world, tmp_path):
     lora.save_adapter(model, tmp_path / "worn", base_name="x")
     plain, worn = train("plain", steps=1), train("worn_run", steps=1, agent_adapter=str(tmp_path / "worn"))
     assert lines(plain, "trajectories.jsonl") != lines(worn, "trajectories.jsonl")
+
+
+def test_an_agent_elsewhere(train, monkeypatch):
+    # Catches: a script that needs the weights, the ids or the cache of an agent that only answers over HTTP.
+    Server.asked, Server.fail = [], ""
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    worlds = [Counter(3, name=f"train/{i}") for i in range(9)]
+    monkeypatch.setattr(train_critic, "load_tasks", lambda cfg: (worlds, worlds[:2]))
+    monkeypatch.setattr(critic, "outcome", lambda episode, *, overflow: float(episode.seed % 2))
+    flags = {"agent_url": f"http://127.0.0.1:{http.server_port}/v1", "agent": "toy", "high": 1, "eval_n": 2}
+    out = train(steps=2, **flags)
+    http.shutdown()
+    rows = lines(out)
+    assert sum(row["tokens_trained"] for row in rows) > 0 and all(row["agent_reused"] == 0 for row in rows)
+    assert all(row["agent_computed"] == 55 * (row["continuations"] + row["states"]) for row in rows)
+    assert json.loads((out / "summary.json").read_text())["before"]["success_no_critic"] == 1.0
 
 
 def test_an_agent_that_changes_is_noticed(train, monkeypatch):
