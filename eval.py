@@ -7,6 +7,7 @@
         --agent http://127.0.0.1:8000/v1#MODEL --method refine --cache runs/replies  # an endpoint
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
     python eval.py --bench triptailor --outputs runs/e/items.jsonl --best_of 8 --out runs/best   # --trials 8
+    python eval.py --bench musique --data DIR --model NAME --critic NAME --protocol self:3 --trials 8
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
     python eval.py --bench planbench --help         # the options of a benchmark, such as --shots
@@ -16,10 +17,10 @@ Writes config.json, items.jsonl (one line a trial of a request), trajectories.js
 model's run, messages of an agent's) and results.json, which follows from config.json and items.jsonl. A judge
 is asked both orders of every plan past the gate. `official` is null for a benchmark whose own scorer is not
 built. TravelPlanner's test split has no score here: its plans go to submission.jsonl, for the leaderboard.
-Left out: critics.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -32,15 +33,17 @@ from tqdm import tqdm
 
 from envs import BENCHMARKS, synplan, travelplanner, trips, triptailor_metrics
 from envs.base import Env
-from nanoplan import agents, config, dist, evaluate, log, lora, options, report, summary, weights
+from nanoplan import advice, agents, config, dist, evaluate, log, lora, options, report, summary, weights
 from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
 from nanoplan.chat import Chat
+from nanoplan.critic import SelfCall, Writer, advised, parse_protocol, write_locally
 from nanoplan.judge import Judge
 from nanoplan.judge_stats import statistics
 from nanoplan.judges import open_judge
 from nanoplan.llm import EndpointError
 from nanoplan.local import open_model
-from nanoplan.rollout import Budget
+from nanoplan.remote import write_remotely
+from nanoplan.rollout import Budget, Episode, Rollout
 from nanoplan.sampler import Sampler
 
 OPTIONS = {"triptailor": {"max_rows": 5, "hours": False}}  # other defaults than load's: train_grpo.py's
@@ -88,6 +91,13 @@ class Config:
     top_k: int | None = None  # ids among the k likeliest; none = 0, off
     min_p: float | None = None  # ids at least this share of the likeliest; none = 0, off
     generation_config: bool = False  # take those left at none from the model's generation_config.json
+    # a critic beside the --model: nanoplan/critic.py
+    critic: str = ""  # HF folder or hub name, or http://HOST/v1#MODEL; empty = none
+    critic_adapter: str = ""  # LoRA adapter of the critic
+    protocol: str = "self:3"  # when it speaks: self:3, window:1-10, prob:0.3:3, step:4
+    style: Literal["advise", "review", "checklist"] = "advise"  # how it is asked; the last two are baselines
+    critic_tokens: int = 1024  # of one critique
+    critic_total: int = 16384  # of its prompt and critique; never more than the critic has positions
     # an agent behind an endpoint: nanoplan/agents.py
     method: Literal["tools", "direct", "react", "reflexion", "refine"] = "tools"  # how it is asked
     reviewer: str = ""  # second model, for reflexion and refine; empty = the agent
@@ -134,6 +144,11 @@ def check(cfg: Config) -> None:
             f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}, trials={cfg.trials}, rounds={cfg.rounds}: "
             "wanted 1, 0, 0, 1, 1 or more"
         )
+    if cfg.critic and given[0] != "--model":
+        raise ValueError(f"critic={cfg.critic} is for a --model; here is {given[0]}")
+    if not cfg.critic and cfg.critic_adapter:
+        raise ValueError(f"critic_adapter={cfg.critic_adapter} without a --critic")
+    parse_protocol(cfg.protocol)
     if cfg.best_of < 0 or (given[0] != "--outputs" and (cfg.best_of or cfg.select != Config.select)):
         raise ValueError(f"best_of={cfg.best_of}, select={cfg.select}: wanted 1 or more, for --outputs alone")
     if cfg.trials > 1 and (cfg.temperature == 0 or given[0] not in ("--model", "--agent")):
@@ -239,13 +254,18 @@ def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
             seconds[episode] = rollout.seconds(episode)
             bar.update()
 
-        groups = evaluate.play(rollout, envs, seed=cfg.seed, trials=cfg.trials, progress=done)
+        if cfg.critic:
+            episodes, said = play_advised(cfg, rollout, envs)
+        else:
+            groups = evaluate.play(rollout, envs, seed=cfg.seed, trials=cfg.trials, progress=done)
+            episodes, said = [episode for group in groups for episode in group], []
     spent = time.perf_counter() - started
-    episodes = [episode for group in groups for episode in group]
     items = score(episodes, judges, cfg)
+    for item, spoken in zip(items, said, strict=bool(said)):
+        item["notes"] = spoken["notes"]
     records = []
     for item, episode in zip(items, episodes, strict=True):
-        item |= {"trial": episode.member, "seconds": seconds[episode]}
+        item |= {"trial": episode.member, "seconds": seconds.get(episode)}
         trajectory = episode.trajectory
         row = {"id": episode.env.task.id, "trial": episode.member, "stop": trajectory.stop}
         row |= {"text": chat.decode(trajectory.ids), "ids": trajectory.ids}
@@ -256,6 +276,39 @@ def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
         speed = tokens / max(1e-9, spent)
         print(f"{len(items)} plans in {spent:.1f} s, {speed:.0f} sampled tokens a second")
     return cfg, items, records
+
+
+def play_advised(cfg: Config, rollout: Rollout, envs: list[Env]) -> tuple[list[Episode], list[dict]]:
+    """As evaluate.play, flat, with the critic beside the agent; and what it said: advice.items_of."""
+    mine = [(env.fork(), trial) for env in envs[dist.rank() :: dist.world()] for trial in range(cfg.trials)]
+    trials = [trial for _, trial in mine]
+    seeds = [evaluate.trial_seed(cfg.seed, env.task.id, trial) for env, trial in mine]
+    episodes, notes = advised(
+        rollout, writer_of(cfg), [env for env, _ in mine], parse_protocol(cfg.protocol), seeds=seeds,
+        style=cfg.style,
+    )  # fmt: skip
+    said = advice.items_of(episodes, notes, trials=trials)
+    for episode, trial in zip(episodes, trials, strict=True):
+        episode.member = trial
+        if isinstance(episode.env, SelfCall):
+            episode.env = episode.env.env
+    return episodes, said
+
+
+def writer_of(cfg: Config) -> Writer:
+    """The critic as critic.advised calls it."""
+    if cfg.critic.startswith(("http://", "https://")):
+        endpoint = open_model(cfg.critic, cache=cfg.cache or None)
+        endpoint.probe()
+        return functools.partial(write_remotely, endpoint, max_tokens=cfg.critic_tokens)
+    device = dist.device()
+    dtype = weights.dtype_named(cfg.dtype, device)
+    chat, model = weights.load_policy(cfg.critic, dtype=dtype, device=device)
+    if cfg.critic_adapter:
+        lora.load_adapter(model, weights.fetch(cfg.critic_adapter))
+    most = min(cfg.critic_total, model.config.max_positions)
+    sampler = Sampler(model, rows=cfg.rows, max_len=most)
+    return functools.partial(write_locally, Rollout(sampler, chat, Budget(1, cfg.critic_tokens, 1, most)))
 
 
 def merged(rows: list, trials: int, *, total: int) -> list:
@@ -363,8 +416,25 @@ def results_of(cfg: dict, items: list[dict]) -> dict:
     about["options"] = list(about["options"])
     about["judge"] = ", ".join(cfg.get("judge", ["rubric"])) if judged else None
     found = METRICS[cfg["bench"]](items) if cfg["bench"] in METRICS else {}
-    more = {"metrics": found, "judges": statistics(items)}
+    more = {"metrics": found, "judges": statistics(items), "advice": advice_of(items)}
     return about | summary.summarize(items, seed=cfg["seed"]) | more
+
+
+def advice_of(items: list[dict]) -> dict | None:
+    """What a critic said in the episodes and what came of it: Caddie's tables H.1, H.2; None without one."""
+    rows = told(items)
+    if not any("notes" in item for item in items):
+        return None
+    return {"calls": advice.calls_table(rows), "kinds": advice.advice_table(rows)}
+
+
+def told(items: list[dict]) -> list[dict]:
+    """Items as nanoplan/advice.py reads them."""
+    return [
+        {"id": item["id"], "turns": item["turns"] or 0, "notes": item.get("notes", []),
+         "success": None if evaluate.env_failed(item) else item["strict"]["pass"]}
+        for item in items
+    ]  # fmt: skip
 
 
 def compare(cfg: Config) -> dict:
@@ -387,6 +457,10 @@ def compare(cfg: Config) -> dict:
     print(body)
     if configs[0]["bench"] in COMPARE:
         print(report.transitions(COMPARE[configs[0]["bench"]](*items, seed=cfg.seed)))
+    for name, of, other in ((cfg.compare[0], *items), (cfg.compare[1], *items[::-1])):
+        if any(item.get("notes") for item in of):
+            found = advice.feedback_rates(told(of), told(other))
+            print(f"tasks advised in {name}: solved {found['with']:.3f}, in the other {found['without']:.3f}")
     return differences
 
 
@@ -427,6 +501,8 @@ def main(cfg: Config) -> dict:
     if dist.is_main():
         log.write_json(out / "results.json", results)
         print(report.table(results))
+        if results["advice"] is not None:
+            print(advice.report(told(items)))
     return results
 
 
