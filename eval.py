@@ -170,16 +170,19 @@ def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
 def judges_of(cfg: Config, envs: list[Env]) -> tuple[Config, list[Judge]]:
     """cfg with the judges that are in force, and these; none where no request has a plan to compare with.
 
-    raises  ValueError where some requests have such a plan and some don't, for two judges of one name, and
-            where requests without one were to be judged; EndpointError for a judge that can't be reached
+    raises  ValueError for two judges of one name, and where requests that all lack such a plan were to be
+            judged; EndpointError for a judge that can't be reached
     """
     names = cfg.judge or JUDGES.get(cfg.bench, ())
-    missing = [reason for env in envs if (reason := no_reference(env))] if names else []
-    if missing and (len(missing) < len(envs) or cfg.judge):
-        raise ValueError(f"{len(missing)} of {len(envs)} requests have no reference plan: {missing[0]}")
-    if missing and dist.is_main():
-        print(f"no win rate: {missing[0]}")
-    names = () if missing else names
+    missing = [reason for env in envs if (reason := evaluate.no_reference(env))] if names else []
+    if missing:
+        note = f"{len(missing)} of {len(envs)} requests have no reference plan: {missing[0]}"
+        if len(missing) == len(envs):
+            if cfg.judge:
+                raise ValueError(note)
+            names = ()
+        if dist.is_main():
+            print(f"no win rate for {note}")
     judges = [open_judge(name, cache=cfg.cache or None, device=dist.device()) for name in names]
     if len({judge.name for judge in judges}) < len(judges):
         raise ValueError(f"judge={' '.join(names)}: two of one name; add ?name=... to one of them")
@@ -187,15 +190,6 @@ def judges_of(cfg: Config, envs: list[Env]) -> tuple[Config, list[Judge]]:
         if hasattr(judge, "probe"):
             judge.probe()
     return dataclasses.replace(cfg, judge=tuple(names)), judges
-
-
-def no_reference(env: Env) -> str:
-    """Why a request has no plan to compare with; "" if it has one."""
-    try:
-        env.reference_view()
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 def sampling_of(cfg: Config, chat: Chat) -> Config:

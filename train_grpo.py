@@ -36,10 +36,10 @@ import torch
 from envs import BENCHMARKS, trips
 from envs.base import Call, Env, Message
 from nanoplan import checkpoint, config, dist, lora, weights
-from nanoplan.anchors import comparable, no_reference, synthetic
+from nanoplan.anchors import comparable, synthetic
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.chat import Chat
-from nanoplan.evaluate import check_room, evaluate, item_of, rates, seed_for
+from nanoplan.evaluate import check_room, evaluate, item_of, no_reference, rates, seed_for
 from nanoplan.feedback import COMPARES, REWARDS, Asking, Feedback
 from nanoplan.judges import open_judge
 from nanoplan.llm import EndpointError
@@ -414,7 +414,7 @@ def main(cfg: Config) -> dict:
         reference = weights.load_model(
             folder, dtype=compute_dtype(cfg), device=dist.device(), num_ids=chat.num_ids
         ).requires_grad_(False)
-    comparer = None if any(map(no_reference, held_out)) else judge  # None: no win rate
+    comparer = None if all(map(no_reference, held_out)) else judge  # None: no win rate
     run, state = open_run(cfg, model, optimizer)
     started = time.perf_counter() - state["seconds"]
 

@@ -3,16 +3,7 @@
 from pathlib import Path
 
 from envs.base import Env, Task
-from nanoplan.evaluate import read_items
-
-
-def no_reference(env: Env) -> str:
-    """Why a request has no plan to compare with; "" if it has one."""
-    try:
-        env.reference_view()
-    except ValueError as error:
-        return str(error)
-    return ""
+from nanoplan.evaluate import no_reference, read_items
 
 
 def comparable(envs: list[Env]) -> tuple[list[Env], list[str]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from envs.base import Env, PlanView, Verdict
+from envs.base import Env, Verdict
 from nanoplan import dist
 from nanoplan.chat import Chat
 from nanoplan.judge import Judge, judge_all, judge_both, win_share
@@ -53,11 +53,13 @@ def item_of(episode: Episode, verdict: Verdict, outcome: str, win: float | None)
     }
 
 
-def _gate(episodes: list[Episode]) -> tuple[list[Verdict], list[int], list[tuple[PlanView, PlanView]]]:
-    """Verdict of each episode; which of them pass; and what the judge sees of those: plan and reference."""
-    verdicts = [episode.env.verify() for episode in episodes]
-    passed = [i for i, v in enumerate(verdicts) if v.passed and not episodes[i].trajectory.broken]
-    return verdicts, passed, [(episodes[i].env.view(), episodes[i].env.reference_view()) for i in passed]
+def no_reference(env: Env) -> str:
+    """Why a request has no plan to compare with; "" if it has one."""
+    try:
+        env.reference_view()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def score_for_training(
@@ -75,8 +77,10 @@ def score_for_training(
     on_error    called with one text per comparison that failed
     returns     (verdicts, outcomes), one per episode; "error" where the environment or the judge failed
     """
-    verdicts, passed, pairs = _gate(episodes)
     outcomes = ["error" if episode.trajectory.broken else "" for episode in episodes]
+    verdicts = [episode.env.verify() for episode in episodes]
+    passed = [i for i, verdict in enumerate(verdicts) if verdict.passed and not outcomes[i]]
+    pairs = [(episodes[i].env.view(), episodes[i].env.reference_view()) for i in passed]
     names = [keys[i] for i in passed]
     drawn = judge_all(judge, pairs, seed=seed, keys=names, workers=workers, on_error=on_error)
     for i, outcome in zip(passed, drawn, strict=True):
@@ -88,16 +92,16 @@ def score_for_report(episodes: list[Episode], judges: list[Judge]) -> list[dict]
     """Verify every episode and ask the judges both orders of every plan past the gate; one item each, with
     the official score where the benchmark has one.
 
-    judges  none where the requests have no reference plans: every `win` is None. Several: `win` is the mean
-            of their win shares, None if one failed, and `judges` keeps what each said
+    judges  `win` is the mean of their win shares, None if one failed, and `judges` keeps what each said. A
+            request without a reference plan has no `win`, and no judge is asked
     """
     outcomes = ["error" if episode.trajectory.broken else "" for episode in episodes]
-    wins: list[float | None] = [0.0 if judges and not outcome else None for outcome in outcomes]
+    comparable = [bool(judges) and not no_reference(episode.env) for episode in episodes]
+    wins = [0.0 if able and not outcome else None for able, outcome in zip(comparable, outcomes, strict=True)]
     said: list[dict] = [{} for _ in episodes]
-    if judges:
-        verdicts, passed, pairs = _gate(episodes)
-    else:
-        verdicts, passed, pairs = [episode.env.verify() for episode in episodes], [], []
+    verdicts = [episode.env.verify() for episode in episodes]
+    passed = [i for i, v in enumerate(verdicts) if v.passed and not outcomes[i] and comparable[i]]
+    pairs = [(episodes[i].env.view(), episodes[i].env.reference_view()) for i in passed]
     for judge in judges:
         for i, record in zip(passed, judge_both(judge, pairs), strict=True):
             said[i][judge.name] = record

@@ -144,6 +144,17 @@ def test_requests_without_a_reference_are_left_out(trip_world):
     assert kept == [*envs[:2], *envs[3:]] and len(reasons) == 1 and envs[2].task.id in reasons[0]
 
 
+def test_requests_without_a_reference_have_no_win(trip_world):
+    # Catches: one of them that ends an evaluation, or that counts as a lost comparison.
+    envs = triptailor.load("train", trip_world)
+    plans = {env.task.id: json.dumps(env.reference_plan()) for env in envs}
+    for name in ("final_plan_json", "final_plan"):
+        envs[2].task.data.pop(name, None)
+    items = score_outputs(envs, plans, [RubricJudge()])
+    assert [item["win"] is None for item in items] == [i == 2 for i in range(6)]
+    assert items[2]["outcome"] == "" and items[2]["judges"] == {} and items[2]["strict"]["pass"]
+
+
 # the script, with a judge behind HTTP and on TravelPlanner
 
 
