@@ -105,7 +105,7 @@ class Config:
     dual_n: int = 32  # C-DPO: plans in a fresh sample
     dual_split: str = "tiny/val"  # C-DPO: instances that they are for
     # optimizer
-    sft_lr: float = 3e-3  # peak learning rate; CM-DPO 2e-5 on 8B
+    sft_lr: float = 2e-3  # peak learning rate; CM-DPO 2e-5 on 8B
     lr: float = 5e-5  # peak learning rate; CM-DPO 5e-7 on 8B
     warmup: float = 0.1  # share of a stage's updates
     schedule: Literal["constant", "linear", "cosine"] = "linear"
