@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Caddie's claims on a laptop CPU, built-in world and models, three seeds: no critic, a prompted one, the trained one
-# with N = 1 and 5, the appendix's rewards, self-call against windowed, a fixed-step sweep, transfer to a second agent of
-# another size, and a critic trained for that agent.
+# with N = 1 and 5, the appendix's rewards, self-call against windowed, a fixed-step sweep, transfer to a second
+# agent of another size, and a critic trained for that agent.
 #   recipes/laptop_critic.sh                 all of it; a row that is there already is not run again
 #   SEEDS=0 ROWS="n1 n5" recipes/laptop_critic.sh            some of it
 #   recipes/laptop_critic.sh table           only the table of what is there
