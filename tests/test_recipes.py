@@ -21,13 +21,23 @@ ARGUMENTS = {  # of those that want some
     "anchored_eval": [["untrained"], ["anchored", "--trials", "8"]],
     "anchored_judges": [["anchored", "untrained"]],
     "cmdpo_pref": [["dpo", "--loss", "dpo"]],
+    "critic_eval": [["table1"], ["table2"], ["table6"], ["table7"]],
     "cmdpo_eval": [["sft", "x"]],
     "cmdpo_external": [["zero_shot"], ["mas"]],
     "cmdpo_table2": [["models"], ["models", "rewrite"], ["scripts"]],
     "cmdpo_table9": [["draw"], ["grade"]],
 }
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z_0-9]+)\b")
-OPTIONAL = {"SEEDS", "ROWS", "BASELINES", "MARGINS", "STEPS", "REQUESTS"}  # what a recipe chooses itself
+OPTIONAL = {
+    "BENCH",
+    "SPLIT",
+    "SEEDS",
+    "ROWS",
+    "BASELINES",
+    "MARGINS",
+    "STEPS",
+    "REQUESTS",
+}  # what a recipe chooses itself
 RECORD = """#!{python}
 import json, sys
 with open({log!r}, "a") as file:
@@ -69,10 +79,16 @@ def read(call: list[str]) -> str:
         if hasattr(module, "Config"):
             config.from_flags(module.Config, call[2:])
         return call[1]
+    if call[0] == "-":  # a program that the recipe holds itself
+        return "-"
     at = next(i for i, word in enumerate(call) if word.endswith(".py"))
     script = ROOT / call[at]
     assert script.is_file(), call
-    names = runpy.run_path(str(script))
+    sys.path.insert(0, str(script.parent))  # as python does
+    try:
+        names = runpy.run_path(str(script))
+    finally:
+        sys.path.remove(str(script.parent))
     if "Config" in names:
         cfg = config.from_flags(names["Config"], call[at + 1 :])
         if call[at] == "eval.py":

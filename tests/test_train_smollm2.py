@@ -16,8 +16,9 @@ MAX_GB = 6.0  # resident, on a CPU, fp32
 STEP = """
 import itertools, json, resource, sys
 import train_grpo
+from nanoplan import feedback
 rewards = itertools.cycle([1.0, 0.0])
-train_grpo.anchored_reward = lambda verdict, outcome: next(rewards)
+feedback.anchored_reward = lambda verdict, outcome: next(rewards)
 train_grpo.main(train_grpo.Config(**json.loads(sys.argv[1])))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 """
