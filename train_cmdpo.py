@@ -19,8 +19,6 @@ leaves open is in docs/deviations.md. Left out: a learned classifier for MMPO, h
 import functools
 import hashlib
 import math
-import random
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +28,10 @@ import torch
 from torch import Tensor
 
 from envs import synplan
-from nanoplan import checkpoint, config, dist, lora, pairs, preference, reference, synth, weights
+from nanoplan import checkpoint, config, dist, pairs, preference, reference, synth, training, weights
 from nanoplan.batch import Batch, pack, pack_pairs, pad_micro_batches
 from nanoplan.evaluate import in_order, seed_for, write_lines
-from nanoplan.log import RunLog, before_after, move_aside, table
+from nanoplan.log import RunLog, before_after, table
 from nanoplan.rollout import Budget, Rollout
 from nanoplan.sampler import Sampler
 from nanoplan.stats import lr_at
@@ -155,19 +153,16 @@ class Stage:
         """Indices of the items of an update: a pure function of (seed, step), each item once per pass."""
         at = (step - self.first - 1) * self.batch
         places = range(at, min(at + self.batch, self.num_items * self.epochs))
-        return [epoch_order(self.num_items, f"{seed}/{self.name}", p // self.num_items)[p % self.num_items]
-                for p in places]  # fmt: skip
+        places = (divmod(place, self.num_items) for place in places)
+        return [self.order(seed, epoch)[index] for epoch, index in places]
+
+    def order(self, seed: int, epoch: int) -> list[int]:
+        return training.epoch_order(self.num_items, f"{seed}/{self.name}", epoch)
 
     def one_pass(self, seed: int) -> list[list[int]]:
         """The items of the updates of the first pass; its last one ends with the pass."""
-        order = epoch_order(self.num_items, f"{seed}/{self.name}", 0)
+        order = self.order(seed, 0)
         return [order[at : at + self.batch] for at in range(0, self.num_items, self.batch)]
-
-
-@functools.lru_cache(maxsize=4)
-def epoch_order(num_items: int, key: str, epoch: int) -> list[int]:
-    """Indices of all items, in the order in which a pass takes them."""
-    return random.Random(f"{key}/{epoch}").sample(range(num_items), num_items)
 
 
 @dataclass(slots=True)
@@ -204,27 +199,20 @@ def check(cfg: Config, world: int) -> None:
 
 
 def compute_dtype(cfg: Config) -> torch.dtype:
-    """In which the model computes. With adapters its frozen weights have it too; full fine-tuning keeps
-    fp32 weights, and FSDP casts."""
+    """In which the model computes."""
     return weights.dtype_named(cfg.dtype, dist.device())
 
 
 def load_model(cfg: Config):
     """The policy on this rank, and its chat."""
-    compute = compute_dtype(cfg)
-    stored = compute if cfg.lora_r or cfg.adapter else torch.float32
-    chat, model = weights.load_policy(
-        cfg.model, dtype=stored, device=dist.device(), checkpointing=cfg.checkpointing
-    )
+    chat, model = training.load_trained(
+        cfg.model, dtype=compute_dtype(cfg), checkpointing=cfg.checkpointing, lora_r=cfg.lora_r,
+        lora_alpha=cfg.lora_alpha, seed=cfg.seed, adapter=cfg.adapter,
+    )  # fmt: skip
     if cfg.max_tokens > model.config.max_positions:
         most = model.config.max_positions
         raise ValueError(f"max_tokens={cfg.max_tokens}: the model has {most} positions; lower it")
-    if cfg.lora_r:
-        lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
-    if cfg.adapter:
-        lora.load_adapter(model, weights.fetch(cfg.adapter))
-    adapted = bool(cfg.lora_r or cfg.adapter)
-    return chat, dist.shard(model, lora=adapted, param_dtype=None if stored == compute else compute)
+    return chat, model
 
 
 def player_of(cfg: Config, chat, model) -> Rollout:
@@ -248,44 +236,6 @@ def plan_of(episode) -> dict:
     verdict, soft = episode.env.verify(), episode.env.measures()["soft"]
     tokens = episode.trajectory.num_sampled
     return {"passed": verdict.passed, "checks": verdict.checks, "soft": soft, "tokens": tokens}
-
-
-def export(cfg: Config, folder: Path, model, out: Path) -> None:
-    """Write the result: adapter/ in PEFT's format, or model/ as a Hugging Face folder."""
-    state = dist.full_state(model)
-    if dist.is_main():
-        if cfg.lora_r or cfg.adapter:
-            lora.save_adapter(model, out / "adapter", base_name=cfg.model, state=state)
-        else:
-            weights.save_model(model, out / "model", state=state, extra_files_from=folder)
-    dist.barrier()
-
-
-def optimizer_of(cfg: Config, model) -> torch.optim.Optimizer:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.99), weight_decay=cfg.weight_decay)
-
-
-def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
-    """The run folder, and what the run continues from: an earlier run there is resumed or moved aside."""
-    out = Path(cfg.out)
-    state = {"step": 0, "stage": "", "before": None, "seconds": 0.0, "reference": ""}
-    state |= {"moments": None, "multiplier": cfg.dual_start}
-    if cfg.resume:
-        changes = config.check_resume(cfg, out, allow=MAY_CHANGE_ON_RESUME)
-        newest = checkpoint.latest(out / "checkpoints")
-        if newest:
-            state |= checkpoint.load(newest, model, optimizer)
-        run = RunLog(out, resume_step=state["step"])
-        run.line(f"resume {out} after update {state['step']}" + "".join(f"\n  {line}" for line in changes))
-    else:
-        if dist.is_main():
-            move_aside(out)
-        dist.barrier()
-        run = RunLog(out)
-    if dist.is_main():
-        config.save(cfg, out)
-    return run, state
 
 
 def margins_of(cfg: Config, model, items: list[pairs.Pair], batches) -> Tensor:
@@ -427,13 +377,7 @@ def update(model, optimizer, batches: list[Batch], share, cfg: Config) -> dict[s
         parts.append(sums)
     dist.sync_grads(model)
     out = dist.sum_over_ranks({name: sum(float(part[name]) for part in parts) for name in parts[0]})
-    trained = [p for p in model.parameters() if p.requires_grad]
-    out["grad_norm"] = dist.clip_grad_norm(trained, cfg.max_grad_norm)
-    out["skipped"] = float(not math.isfinite(out["grad_norm"]))
-    if not out["skipped"]:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return out
+    return out | training.take_step(model, optimizer, max_norm=cfg.max_grad_norm)
 
 
 def ascend(cfg: Config, model, player: Rollout, step: int, multiplier: float) -> float:
@@ -484,14 +428,7 @@ def row_of(sums: dict[str, float], lr: float, seconds: float) -> dict[str, float
     if "pairs" in sums:
         row |= {"reward_margin": row["reward_chosen"] - row["reward_rejected"], "pairs": sums["pairs"]}
     row |= {name: sums[name] for name in ("tokens", "grad_norm", "skipped")}
-    return row | {"lr": lr, "seconds": seconds, "peak_gb": peak_gb()}
-
-
-def peak_gb() -> float:
-    """Largest memory of this process so far, 1e9 bytes: the GPU's where there is one, else resident."""
-    if dist.device().type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return row | {"lr": lr, "seconds": seconds, "peak_gb": training.peak_gb()}
 
 
 def headline(row: dict) -> str:
@@ -591,8 +528,12 @@ def main(cfg: Config) -> dict:
         if dist.is_main():
             dry_run(cfg, chat, model, demonstrations, items)
         return {}
-    optimizer = optimizer_of(cfg, model)
-    run, state = open_run(cfg, model, optimizer)
+    optimizer = training.adamw(model, lr=cfg.lr, weight_decay=cfg.weight_decay)
+    fresh = {"step": 0, "stage": "", "before": None, "seconds": 0.0, "reference": ""}
+    fresh |= {"moments": None, "multiplier": cfg.dual_start}
+    run, state = training.open_run(
+        cfg, model, optimizer, fresh, may_change=MAY_CHANGE_ON_RESUME, unit="update"
+    )
     run.line(told)
     started = time.perf_counter() - state["seconds"]
     checkpoints = Path(cfg.out) / "checkpoints"
@@ -611,7 +552,8 @@ def main(cfg: Config) -> dict:
         if state["step"] >= stage.last:
             continue
         if state["stage"] not in ("", stage.name):
-            optimizer = optimizer_of(cfg, model)  # moments of the stage before are of another loss
+            # moments of the stage before are of another loss
+            optimizer = training.adamw(model, lr=cfg.lr, weight_decay=cfg.weight_decay)
         if held_out and stage is stages[-1] and state["before"] is None:
             state["before"] = measure()
             run.line(f"before {stage.name}: pass rate {state['before']['pass_rate']:.3f}")
@@ -666,7 +608,8 @@ def main(cfg: Config) -> dict:
         run.line(f"stopped by SIGTERM after update {step}; go on with --resume true and the same flags")
         run.close()
         return {}
-    export(cfg, chat.folder, model, Path(cfg.out))
+    adapted = bool(cfg.lora_r or cfg.adapter)
+    training.export(model, Path(cfg.out), folder=chat.folder, base_name=cfg.model, adapted=adapted)
     summary = {"before": state["before"], "after": measure() if held_out else None}
     summary["seconds"] = time.perf_counter() - started
     if held_out:

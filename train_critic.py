@@ -20,10 +20,7 @@ open is in docs/deviations.md. Left out: training the agent along, value models,
 import contextlib
 import functools
 import hashlib
-import math
 import os
-import random
-import resource
 import tempfile
 import time
 from dataclasses import dataclass
@@ -33,13 +30,13 @@ from typing import Literal
 import torch
 
 from envs import BENCHMARKS, musique_make
-from nanoplan import checkpoint, config, dist, lora, weights
+from nanoplan import checkpoint, config, dist, lora, training, weights
 from nanoplan.advice import items_of, mean_success, report
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.critic import AdaptersOff, Plan, State, advised, explore, parse_protocol, write_locally
 from nanoplan.evaluate import in_order, seed_for
 from nanoplan.llm import Endpoint, EndpointError
-from nanoplan.log import RunLog, before_after, move_aside, to_json
+from nanoplan.log import before_after, to_json
 from nanoplan.losses import policy_loss, token_weights
 from nanoplan.model import Packed
 from nanoplan.remote import RemoteRollout
@@ -206,18 +203,6 @@ def compute_dtype(cfg: Config) -> torch.dtype:
     return weights.dtype_named(cfg.dtype, dist.device())
 
 
-def load_critic(cfg: Config):
-    """The critic on this rank, and its chat."""
-    compute = compute_dtype(cfg)
-    stored = compute if cfg.lora_r else torch.float32
-    chat, model = weights.load_policy(
-        cfg.model, dtype=stored, device=dist.device(), checkpointing=cfg.checkpointing
-    )
-    if cfg.lora_r:
-        lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
-    return chat, dist.shard(model, lora=bool(cfg.lora_r), param_dtype=None if stored == compute else compute)
-
-
 def load_agent(cfg: Config, critic_chat, critic_model, slots: int):
     """The frozen agent, and the model behind it (None elsewhere)."""
     budget = Budget(cfg.turns, cfg.turn_tokens, cfg.observation_tokens, cfg.total_tokens)
@@ -252,42 +237,17 @@ def fingerprint(model) -> str:
     return digest.hexdigest()
 
 
-def open_run(cfg: Config, model, optimizer, agent_hash: str) -> tuple[RunLog, dict]:
-    """The run folder, and what the run continues from: an earlier run there is resumed or moved aside."""
-    out = Path(cfg.out)
-    state = {"step": 0, "before": None, "seconds": 0.0, "agent": agent_hash}
-    if cfg.resume:
-        changes = config.check_resume(cfg, out, allow=MAY_CHANGE_ON_RESUME)
-        newest = checkpoint.latest(out / "checkpoints")
-        if newest:
-            state |= checkpoint.load(newest, model, optimizer)
-        if state["agent"] != agent_hash:
-            raise ValueError(
-                f"the agent's weights are not those that {out} began with; give the same --agent"
-            )
-        run = RunLog(out, resume_step=state["step"])
-        run.line(f"resume {out} after step {state['step']}" + "".join(f"\n  {line}" for line in changes))
-    else:
-        if dist.is_main():
-            move_aside(out)
-        dist.barrier()
-        run = RunLog(out)
-    if dist.is_main():
-        config.save(cfg, out)
-    return run, state
-
-
-@functools.lru_cache(maxsize=2)
-def epoch_order(num_tasks: int, seed: int, epoch: int) -> list[int]:
-    """Indices of all tasks, in the order in which an epoch takes them."""
-    return random.Random(f"{seed}/{epoch}").sample(range(num_tasks), num_tasks)
+def same_agent(state: dict, *, agent_hash: str, out: str) -> None:
+    """Refuse to go on with another agent."""
+    if state["agent"] != agent_hash:
+        raise ValueError(f"the agent's weights are not those that {out} began with; give the same --agent")
 
 
 def pick(num_tasks: int, cfg: Config, step: int, slot: int, draw: int) -> int:
     """Index of the task of a slot's n-th draw: a pure function of (seed, step, slot, draw)."""
     place = ((step - 1) * cfg.draws + draw) * cfg.prompts + slot
     epoch, index = divmod(place, num_tasks)
-    return epoch_order(num_tasks, cfg.seed, epoch)[index]
+    return training.epoch_order(num_tasks, str(cfg.seed), epoch)[index]
 
 
 def draw_states(
@@ -334,14 +294,7 @@ def update(model, optimizer, trajectories, advantages, cfg: Config) -> dict[str,
             total[name] = more(total[name], value) if name in total else value
     dist.sync_grads(model)
     out = dist.sum_over_ranks(total, maxes=("ratio_max", "gap_max")) | counts
-    out["grad_norm"] = dist.clip_grad_norm(
-        [p for p in model.parameters() if p.requires_grad], cfg.max_grad_norm
-    )
-    out["skipped"] = float(not (math.isfinite(out["grad_norm"]) and counts["tokens"]))
-    if not out["skipped"]:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return out
+    return out | training.take_step(model, optimizer, max_norm=cfg.max_grad_norm, wanted=counts["tokens"] > 0)
 
 
 def metrics(states: list[State], agent, critic: Rollout, share: dict, times: dict, lr: float, cfg: Config):
@@ -378,7 +331,7 @@ def metrics(states: list[State], agent, critic: Rollout, share: dict, times: dic
         **{name: share[name] / tokens for name in ("clip_low", "clip_high", "entropy", "kl_old")},
         "ratio_max": share["ratio_max"], "logp_gap_mean": share["gap"] / tokens,
         "logp_gap_max": share["gap_max"], "grad_norm": share["grad_norm"], "skipped": share["skipped"],
-        "lr": lr, "peak_gb": peak_gb(), **{name: t[name] for name in times},
+        "lr": lr, "peak_gb": training.peak_gb(), **{name: t[name] for name in times},
     }  # fmt: skip
 
 
@@ -398,24 +351,6 @@ def records(step: int, states: list[State], chat) -> list[dict]:
             row |= {"text": critique.text, "ids": review.trajectory.ids}
             rows.append(head | row | {"sampled": [int(s) for s in review.trajectory.sampled]})
     return dist.gather_objects(rows)
-
-
-def export(cfg: Config, folder: Path, model, out: Path) -> None:
-    """Write the result: adapter/ in PEFT's format, or model/ as a Hugging Face folder."""
-    state = dist.full_state(model)
-    if dist.is_main():
-        if cfg.lora_r:
-            lora.save_adapter(model, out / "adapter", base_name=cfg.model, state=state)
-        else:
-            weights.save_model(model, out / "model", state=state, extra_files_from=folder)
-    dist.barrier()
-
-
-def peak_gb() -> float:
-    """Largest memory of this process so far, 1e9 bytes: the GPU's where there is one, else resident."""
-    if dist.device().type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def measure(agent, write, envs: list, protocol: str, cfg: Config) -> list[dict]:
@@ -475,7 +410,10 @@ def main(cfg: Config) -> dict:
     check(cfg, dist.world())
     dist.catch_sigterm()
     train, held_out = load_tasks(cfg)
-    chat, model = load_critic(cfg)
+    chat, model = training.load_trained(
+        cfg.model, dtype=compute_dtype(cfg), checkpointing=cfg.checkpointing, lora_r=cfg.lora_r,
+        lora_alpha=cfg.lora_alpha, seed=cfg.seed,
+    )  # fmt: skip
     slots = range(dist.rank(), cfg.prompts, dist.world())  # of a step's states, those of this rank
     agent, agent_model = load_agent(cfg, chat, model, len(slots))
     sampler = Sampler(
@@ -488,9 +426,12 @@ def main(cfg: Config) -> dict:
             dry_run(cfg, agent, agent_model, critic, model, train)
         return {}
     plan, agent_hash = plan_of(cfg), fingerprint(agent_model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.99), weight_decay=cfg.weight_decay)
-    run, state = open_run(cfg, model, optimizer, agent_hash)
+    optimizer = training.adamw(model, lr=cfg.lr, weight_decay=cfg.weight_decay)
+    fresh = {"step": 0, "before": None, "seconds": 0.0, "agent": agent_hash}
+    run, state = training.open_run(
+        cfg, model, optimizer, fresh, may_change=MAY_CHANGE_ON_RESUME,
+        check=functools.partial(same_agent, agent_hash=agent_hash, out=cfg.out),
+    )  # fmt: skip
     started = time.perf_counter() - state["seconds"]
 
     def success(who: str, protocol: str) -> float:
@@ -556,7 +497,9 @@ def main(cfg: Config) -> dict:
     assert fingerprint(agent_model) == agent_hash, "the frozen agent's weights have changed"
     summary = {"before": state["before"], "after": None}
     if cfg.steps:
-        export(cfg, chat.folder, model, Path(cfg.out))
+        training.export(
+            model, Path(cfg.out), folder=chat.folder, base_name=cfg.model, adapted=bool(cfg.lora_r)
+        )
     if held_out and cfg.steps:
         summary["after"] = {**state["before"], "success": success("trained", cfg.eval_protocol)}
         how = f"{cfg.eval_trials} trials, critic {cfg.eval_protocol}"

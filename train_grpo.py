@@ -22,10 +22,6 @@ nanoplan/traces.py; Best-of-N is eval.py's.
 """
 
 import contextlib
-import functools
-import math
-import random
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +31,7 @@ import torch
 
 from envs import BENCHMARKS, trips
 from envs.base import Call, Env, Message
-from nanoplan import checkpoint, config, dist, lora, weights
+from nanoplan import checkpoint, config, dist, lora, training, weights
 from nanoplan.anchors import comparable, synthetic
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.chat import Chat
@@ -43,7 +39,7 @@ from nanoplan.evaluate import check_room, evaluate, item_of, no_reference, rates
 from nanoplan.feedback import COMPARES, REWARDS, Asking, Feedback
 from nanoplan.judges import open_judge
 from nanoplan.llm import EndpointError
-from nanoplan.log import RunLog, before_after, move_aside
+from nanoplan.log import before_after
 from nanoplan.losses import policy_loss, token_weights
 from nanoplan.model import Packed
 from nanoplan.reward import group_advantages
@@ -147,21 +143,16 @@ def check_fit(cfg: Config, chat: Chat, model, train: list) -> None:
 
 
 def compute_dtype(cfg: Config) -> torch.dtype:
-    """In which the model computes. With adapters its frozen weights have it too; full fine-tuning keeps
-    fp32 weights, and FSDP casts."""
+    """In which the model computes."""
     return weights.dtype_named(cfg.dtype, dist.device())
 
 
 def load(cfg: Config):
     """The policy on this rank, its chat, and the requests to train on and to hold out."""
-    compute = compute_dtype(cfg)
-    stored = compute if cfg.lora_r else torch.float32
-    chat, model = weights.load_policy(
-        cfg.model, dtype=stored, device=dist.device(), checkpointing=cfg.checkpointing
-    )
-    if cfg.lora_r:
-        lora.add_lora(model, r=cfg.lora_r, alpha=cfg.lora_alpha, seed=cfg.seed)
-    model = dist.shard(model, lora=bool(cfg.lora_r), param_dtype=None if stored == compute else compute)
+    chat, model = training.load_trained(
+        cfg.model, dtype=compute_dtype(cfg), checkpointing=cfg.checkpointing, lora_r=cfg.lora_r,
+        lora_alpha=cfg.lora_alpha, seed=cfg.seed,
+    )  # fmt: skip
     train, held_out = requests(cfg)
     check_fit(cfg, chat, model, train)
     return chat.folder, chat, model, train, held_out
@@ -187,27 +178,6 @@ def requests(cfg: Config) -> tuple[list[Env], list[Env]]:
     return train, held_out
 
 
-def open_run(cfg: Config, model, optimizer) -> tuple[RunLog, dict]:
-    """The run folder, and what the run continues from: an earlier run there is resumed or moved aside."""
-    out = Path(cfg.out)
-    state = {"step": 0, "before": None, "seconds": 0.0}
-    if cfg.resume:
-        changes = config.check_resume(cfg, out, allow=MAY_CHANGE_ON_RESUME)
-        newest = checkpoint.latest(out / "checkpoints")
-        if newest:
-            state |= checkpoint.load(newest, model, optimizer)
-        run = RunLog(out, resume_step=state["step"])
-        run.line(f"resume {out} after step {state['step']}" + "".join(f"\n  {line}" for line in changes))
-    else:
-        if dist.is_main():
-            move_aside(out)
-        dist.barrier()
-        run = RunLog(out)
-    if dist.is_main():
-        config.save(cfg, out)
-    return run, state
-
-
 def records(step: int, episodes, feedback: Feedback, chat: Chat) -> list[dict]:
     """Lines of trajectories.jsonl, over all ranks: what each episode was, with ids and mask."""
     rows, known = [], (feedback.verdicts, feedback.outcomes, feedback.rewards)
@@ -221,27 +191,10 @@ def records(step: int, episodes, feedback: Feedback, chat: Chat) -> list[dict]:
     return dist.gather_objects(rows)
 
 
-def export(cfg: Config, folder: Path, model, out: Path) -> None:
-    """Write the result: adapter/ in PEFT's format, or model/ as a Hugging Face folder."""
-    state = dist.full_state(model)
-    if dist.is_main():
-        if cfg.lora_r:
-            lora.save_adapter(model, out / "adapter", base_name=cfg.model, state=state)
-        else:
-            weights.save_model(model, out / "model", state=state, extra_files_from=folder)
-    dist.barrier()
-
-
-@functools.lru_cache(maxsize=2)
-def epoch_order(num_requests: int, seed: int, epoch: int) -> list[int]:
-    """Indices of all requests, in the order in which an epoch takes them."""
-    return random.Random(f"{seed}/{epoch}").sample(range(num_requests), num_requests)
-
-
 def pick(num_requests: int, cfg: Config, step: int) -> list[int]:
     """Indices of the requests of a step: a pure function of (seed, step), each request once per epoch."""
     places = (divmod(at, num_requests) for at in range((step - 1) * cfg.prompts, step * cfg.prompts))
-    return [epoch_order(num_requests, cfg.seed, epoch)[index] for epoch, index in places]
+    return [training.epoch_order(num_requests, str(cfg.seed), epoch)[index] for epoch, index in places]
 
 
 def micro_loss(model, batch, counts: dict[str, float], cfg: Config, reference):
@@ -289,13 +242,7 @@ def update(model, optimizer, trajectories, advantages, cfg: Config, *, reference
     maxes = ("ratio_max", "gap_max")
     total = {k: (max if k in maxes else sum)(float(p[k]) for p in parts) for k in parts[0]}
     out = dist.sum_over_ranks(total, maxes=maxes)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    out["grad_norm"] = dist.clip_grad_norm(trained, cfg.max_grad_norm)
-    out["skipped"] = float(not (math.isfinite(out["grad_norm"]) and counts["tokens"]))
-    if not out["skipped"]:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return out
+    return out | training.take_step(model, optimizer, max_norm=cfg.max_grad_norm, wanted=counts["tokens"] > 0)
 
 
 def totals(episodes, feedback: Feedback, advantages, times, cfg: Config) -> dict[str, float]:
@@ -312,7 +259,7 @@ def totals(episodes, feedback: Feedback, advantages, times, cfg: Config) -> dict
         "constant": sum(not any(group) for group in groups), "malformed": sum(e.malformed for e in episodes),
         "calls": sum(e.calls for e in episodes), "turns": sum(e.turns for e in episodes),
         "truncated": sum(e.trajectory.truncated for e in episodes), "sampled": sampled,
-        "observed": sum(len(e.trajectory.ids) for e in episodes) - sampled, "peak_gb": peak_gb(),
+        "observed": sum(len(e.trajectory.ids) for e in episodes) - sampled, "peak_gb": training.peak_gb(),
     }  # fmt: skip
     return dist.sum_over_ranks(own | times, maxes=("peak_gb", *times))
 
@@ -343,13 +290,6 @@ def metrics(total: dict[str, float], shares: list[dict[str, float]], lr: float) 
         "train_tokens_per_s": tokens / max(1e-9, total["train_s"]),
         **{name: total[name] for name in ("peak_gb", "wait_s", "sample_s", "score_s", "train_s")},
     }  # fmt: skip
-
-
-def peak_gb() -> float:
-    """Largest memory of this process so far, 1e9 bytes: the GPU's where there is one, else resident."""
-    if dist.device().type == "cuda":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def headline(row: dict) -> str:
@@ -407,15 +347,15 @@ def main(cfg: Config) -> dict:
         if dist.is_main():
             dry_run(cfg, chat, model, train[0], sampler)
         return {}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, betas=(0.9, 0.99), weight_decay=cfg.weight_decay)
+    optimizer = training.adamw(model, lr=cfg.lr, weight_decay=cfg.weight_decay)
     reference = None
     if cfg.kl_beta and not cfg.lora_r:  # with adapters the reference is the model without them
         reference = weights.load_model(
             folder, dtype=compute_dtype(cfg), device=dist.device(), num_ids=chat.num_ids
         ).requires_grad_(False)
     comparer = None if all(map(no_reference, held_out)) else judge  # None: no win rate
-    run, state = open_run(cfg, model, optimizer)
+    fresh = {"step": 0, "before": None, "seconds": 0.0}
+    run, state = training.open_run(cfg, model, optimizer, fresh, may_change=MAY_CHANGE_ON_RESUME)
     started = time.perf_counter() - state["seconds"]
 
     def measure() -> dict[str, float]:
@@ -495,7 +435,7 @@ def main(cfg: Config) -> dict:
         run.line(f"stopped by SIGTERM after step {step}; go on with --resume true and the same flags")
         run.close()
         return {}
-    export(cfg, folder, model, Path(cfg.out))
+    training.export(model, Path(cfg.out), folder=folder, base_name=cfg.model, adapted=bool(cfg.lora_r))
     summary = {"before": state["before"], "after": measure() if held_out else None}
     summary["seconds"] = time.perf_counter() - started
     if held_out:

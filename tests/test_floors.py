@@ -39,6 +39,7 @@ ROWS = [
         "report",
         "agents",
         "anchors",
+        "training",
         "best_of",
         "feedback",
         "pairs",

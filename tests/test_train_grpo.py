@@ -20,7 +20,7 @@ from test_checkpoint import FullDisk
 import train_grpo
 from envs import triptailor
 from envs.base import Verdict
-from nanoplan import checkpoint, config, dist, feedback, lora, weights
+from nanoplan import checkpoint, config, dist, feedback, lora, training, weights
 
 SCRIPT = Path(grpo_runs.__file__)
 FIELDS = """step loss reward_mean valid_rate win_rate constant_groups judge_errors malformed_calls
@@ -230,7 +230,7 @@ def test_each_request_once_per_epoch():
     chosen = [i for step in range(1, 751) for i in train_grpo.pick(3000, cfg, step)]
     first, *_, last = (chosen[at : at + 3000] for at in range(0, 12000, 3000))
     assert sorted(first) == sorted(last) == list(range(3000)) and first != last
-    train_grpo.epoch_order.cache_clear()
+    training.epoch_order.cache_clear()
     assert train_grpo.pick(3000, cfg, 500) == chosen[499 * 16 : 500 * 16]
     assert train_grpo.pick(5, cfg, 1) != train_grpo.pick(5, train_grpo.Config(prompts=16, seed=4), 1)
     assert sorted(train_grpo.pick(5, cfg, 1)[:5]) == list(range(5))  # fewer requests than a step takes
