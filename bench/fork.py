@@ -10,7 +10,6 @@ in one batch both times. "computed" counts the tokens that go through the model.
 the ratio of CPU seconds is steadier; give it --threads 1.
 """
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nanoplan.config import parse
-from nanoplan.log import table
+from nanoplan.log import table, write_json
 from nanoplan.model import ModelConfig
 from nanoplan.sampler import Sampler
 from nanoplan.weights import init_model, load_model
@@ -116,8 +115,7 @@ def main(cfg: Config) -> list[dict]:
     head = "prefix x branches|computed, forked|computed, anew|forked s|anew s|ratio|CPU ratio|same ids"
     print(table(head.split("|"), cells))
     if cfg.json:
-        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(Path(cfg.json), rows)
     return rows
 
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kernels.linear_logp import linear_logp
 from nanoplan.config import parse
+from nanoplan.log import write_json
 
 SEQUENCE = 256  # tokens of a sequence, which share an advantage
 SETTINGS = ("frozen", "trainable", "no_grad")
@@ -215,7 +216,7 @@ def main(cfg: Config) -> None:
     print(f"N={cfg.n} D={cfg.d} V={cfg.v} fp32, {cfg.threads} threads, torch {torch.__version__}\n")
     print(table(rows))
     if cfg.json:
-        Path(cfg.json).write_text(json.dumps(rows, indent=1))
+        write_json(Path(cfg.json), rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ all tokens of that, the rate before it only the requested ones. Both prefill ins
 machine that others use the ratio of CPU seconds (all threads) is steadier; give it --threads 1.
 """
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nanoplan.config import parse
+from nanoplan.log import write_json
 from nanoplan.sampler import Sampler
 from nanoplan.weights import load_model
 
@@ -156,8 +156,7 @@ def main(cfg: Config) -> list[dict]:
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(table(rows))
     if cfg.json:
-        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(Path(cfg.json), rows)
     return rows
 
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from envs import BENCHMARKS, planbench_make
 from nanoplan.config import parse
-from nanoplan.log import table
+from nanoplan.log import table, write_json
 from tests.naturalplan_world import write_world
 from tests.travelplanner_world import build
 
@@ -82,8 +82,7 @@ def main(cfg: Config) -> list[dict]:
     ]  # fmt: skip
     print(table(head, cells))
     if cfg.json:
-        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(Path(cfg.json), rows)
     return rows
 
 

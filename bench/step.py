@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from nanoplan.config import parse
-from nanoplan.log import table
+from nanoplan.log import table, write_json
 
 PROMPTS = (
     "Plan a weekend in Lisbon for two people who like trams and old bookshops.",
@@ -229,8 +229,7 @@ def main(cfg: Config) -> list[dict]:
         raise ValueError(f"the systems did not do the same work, (prompt, new) tokens: {works}")
     print(show(rows))
     if cfg.json:
-        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_json(Path(cfg.json), rows)
     return rows
 
 

@@ -8,7 +8,6 @@ commands, so it counts their list too. The target is 1,000 forks a second. "all 
 the retrieval service, without HTTP.
 """
 
-import json
 import random
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from envs.alfworld_game import read_game
 from envs.base import Call
 from envs.musique_serve import Store
 from nanoplan.config import parse
-from nanoplan.log import table
+from nanoplan.log import table, write_json
 
 TARGET = 1000.0  # forks a second
 
@@ -104,8 +103,7 @@ def main(cfg: Config) -> list[dict]:
     print(table(["", "", "CPU ms", "per s"], cells))
     print(f"1,000 forks a second: {'yes' if min(forks) > TARGET else 'no'}")
     if cfg.json:
-        Path(cfg.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_json(Path(cfg.json), rows)
     return rows
 
 

@@ -200,12 +200,7 @@ class Endpoint:
 
         def read(response: dict, *, cached: bool, seconds: float) -> Reply:
             reply = read_reply(response, tools=bool(tools), cached=cached, seconds=seconds)
-            if schema is not None:
-                reply.text = bare(reply.text)
-                check_schema(reply.text, schema)
-            if check is not None:
-                check(reply)
-            return reply
+            return accept(reply, schema, check)
 
         if self.cache is None:
             return self._ask(body, read)[0]
@@ -447,6 +442,16 @@ def _read_json(content: bytes) -> dict:
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     return value
+
+
+def accept(reply: Reply, schema: dict | None, check: Callable[[Reply], None] | None) -> Reply:
+    """The reply, as bare JSON where a schema is given. Raises ValueError where schema or check refuses it."""
+    if schema is not None:
+        reply.text = bare(reply.text)
+        check_schema(reply.text, schema)
+    if check is not None:
+        check(reply)
+    return reply
 
 
 def check_schema(text: str, schema: dict) -> None:

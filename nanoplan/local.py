@@ -23,8 +23,7 @@ from nanoplan.llm import (
     Endpoint,
     EndpointError,
     Reply,
-    bare,
-    check_schema,
+    accept,
     read_reply,
 )
 from nanoplan.sampler import Sampler
@@ -116,12 +115,7 @@ class Local:
 
             def read(one: _Asked) -> Reply:
                 reply = self._reply(one, tools=bool(offered), seconds=time.monotonic() - start)
-                if schema is not None:
-                    reply.text = bare(reply.text)
-                    check_schema(reply.text, schema)
-                if check is not None:
-                    check(reply)
-                return reply
+                return accept(reply, schema, check)
 
             self._drive(asked, done, read, temperature, max_tokens)
             self._usage["seconds"] += time.monotonic() - start

@@ -103,6 +103,7 @@ def to_json(row) -> str:
 
 def write_json(path: Path, row) -> None:
     """Write row as indented JSON through a temp file and a rename, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(path.name + ".tmp")
     temp.write_text(json.dumps(_finite(row), indent=1) + "\n", encoding="utf-8")
     os.replace(temp, path)
