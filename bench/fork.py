@@ -25,6 +25,7 @@ from nanoplan.log import table, write_json
 from nanoplan.model import ModelConfig
 from nanoplan.sampler import Sampler
 from nanoplan.weights import init_model, load_model
+from tests.toy import Counted
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,6 @@ class Config:
     threads: int = 2  # torch threads
     seed: int = 0
     json: str = ""  # file for the table's rows
-
-
-class Counted(torch.nn.Module):
-    """A model that counts the tokens that go through it."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.config, self.num_ids, self.tokens = model, model.config, model.num_ids, 0
-
-    def forward(self, ids, *args, **options):
-        self.tokens += len(ids)
-        return self.model(ids, *args, **options)
 
 
 def forked(sampler: Sampler, prefix: list[int], advice: list[list[int]]) -> list[int]:

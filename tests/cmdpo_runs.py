@@ -71,10 +71,6 @@ def config(**flags) -> train_cmdpo.Config:
     return train_cmdpo.Config(**{**TINY, **flags})
 
 
-def lines(out, name="metrics.jsonl") -> list[dict]:
-    return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
-
-
 def die_in_save(*args, save=dcp.save, **options):
     """A kill in the middle of the save that DIE_AT names: its tensors lie there, state.json doesn't yet."""
     save(*args, **options)

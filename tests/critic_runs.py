@@ -112,10 +112,6 @@ def leave_in_rollout(agent, plan, states, *, key, until, branch_out=critic.branc
     return branch_out(agent, plan, states, key=key, until=until)
 
 
-def lines(out, name="metrics.jsonl") -> list[dict]:
-    return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
-
-
 TRICKS = {  # what is replaced by what, for one run
     "none": (train_critic, "metrics", train_critic.metrics),
     "slow": (train_critic, "metrics", measure_slowly),

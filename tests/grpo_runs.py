@@ -89,10 +89,6 @@ def leave_in_rollout(self, rows, *, step=Sampler.step):
     return step(self, rows)
 
 
-def lines(out, name="metrics.jsonl") -> list[dict]:
-    return [json.loads(line) for line in (Path(out) / name).read_text().splitlines()]
-
-
 TRICKS = {  # what is replaced by what, for one run
     "none": (feedback, "score_for_training", score_by_ids),
     "slow": (feedback, "score_for_training", score_slowly),

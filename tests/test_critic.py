@@ -20,7 +20,7 @@ from nanoplan.remote import RemoteRollout, write_remotely
 from nanoplan.rollout import Budget, Rollout
 from nanoplan.sampler import Sampler
 from tests import toy
-from tests.toy import ADD, LOOK, Counter, ScriptedSampler, call_text
+from tests.toy import ADD, LOOK, Counted, Counter, ScriptedSampler, call_text
 
 GOOD = "Analysis: the bridge is known.\nAdvice: Search for Mara Voss."
 BUDGET = Budget(turns=6, turn_tokens=200, observation_tokens=100, total_tokens=2000)
@@ -287,18 +287,6 @@ def test_each_episode_has_its_own_number_of_turns(say):
     assert [e.turns for e in episodes] == [1, 3, 2, 6] and episodes[3].trajectory.stop == "turns"
     with pytest.raises(ValueError, match="4 episodes"):
         agent.advance(episodes, turns=[1, 2])
-
-
-class Counted(torch.nn.Module):
-    """A model that counts the tokens that go through it."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.config, self.num_ids, self.tokens = model, model.config, model.num_ids, 0
-
-    def forward(self, ids, *args, **options):
-        self.tokens += len(ids)
-        return self.model(ids, *args, **options)
 
 
 class Talk(Counter):

@@ -4,9 +4,9 @@ import json
 
 import grpo_runs
 import pytest
-from grpo_runs import lines
 from llm_server import Fault, LLMServer
 from toy import Counter, tiny_model, write_tokenizer
+from train_runs import lines
 from travelplanner_world import build
 
 import train_grpo

@@ -12,6 +12,7 @@ from nanoplan.draw import draw, exponential_noise, id_hashes, keep_mask, noise_k
 from nanoplan.model import Model, ModelConfig, Packed
 from nanoplan.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 V = 61
 
 
@@ -33,15 +34,6 @@ def make_model(seed=0, *, scale=0.3, **changes) -> Model:
 @pytest.fixture(scope="module")
 def model():
     return make_model()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ids_of(seed: int, num: int) -> list[int]:

@@ -12,6 +12,7 @@ from kernels import PATH
 from nanoplan.model import Model, ModelConfig, Packed
 from nanoplan.sampler import Row, Sampler, Shape, Shared, _groups
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 V = 61
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = PATH == "triton" and DEVICE == "cpu"  # about a twentieth of a second a layer and step
@@ -33,15 +34,6 @@ def make_model(*, layers=1 if INTERPRETED else 2, dtype=torch.float32) -> Model:
 @pytest.fixture(scope="module")
 def model():
     return make_model()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def ids_of(seed: int, num: int) -> list[int]:

@@ -3,16 +3,14 @@ import json
 import math
 import runpy
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cmdpo_runs
 import pytest
 import torch
-from cmdpo_runs import lines
 from safetensors.torch import load_file
+from train_runs import equal, finish, lines, spawn, trained, wait_for_lines
 
 import train_cmdpo
 from nanoplan import checkpoint, config, dist, lora, pairs, weights
@@ -43,16 +41,6 @@ def train(world, tmp_path):
     yield run
     signal.signal(signal.SIGTERM, handler)
     dist.close()
-
-
-def trained(out) -> dict[str, torch.Tensor]:
-    """The tensors of a run's export."""
-    path = out / "model" / "model.safetensors"
-    return load_file(path if path.exists() else out / "adapter" / "adapter_model.safetensors")
-
-
-def equal(a, b) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def pref(out) -> list[dict]:
@@ -270,21 +258,6 @@ def test_refused_records_are_said_and_not_trained_on(train, tmp_path, capsys):
 # processes
 
 
-def spawn(runs: list[dict], *, ranks: int = 1) -> subprocess.Popen:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launch, str(SCRIPT), json.dumps(runs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process, *, code: int, timeout_s: float = 600) -> str:
-    try:
-        text, _ = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()
-    assert process.returncode == code, text
-    return text
-
-
 def test_two_ranks_equal_one(train, world, tmp_path):
     # Catches: counts, shares or facts of a step that depend on how many processes there are; a rank whose
     # share is empty; a SIGTERM on one rank that leaves the other waiting.
@@ -303,7 +276,7 @@ def test_two_ranks_equal_one(train, world, tmp_path):
     runs = [{**world, "out": str(tmp_path / f"{kind}2"), **flags} for kind, flags in kinds.items()]
     left = {**runs[0], "out": str(tmp_path / "left2")}
     runs += [{**left, "trick": "leave"}, {**left, "resume": True}]
-    both = spawn(runs, ranks=2)
+    both = spawn(SCRIPT, runs, ranks=2)
     alone = {kind: train(kind, **flags) for kind, flags in kinds.items()}
     assert "stopped by SIGTERM after update 4;" in finish(both, code=0)
     alone["left"] = alone["full"]
@@ -318,13 +291,6 @@ def test_two_ranks_equal_one(train, world, tmp_path):
         assert summaries[0]["after"] == summaries[1]["after"], kind
 
 
-def wait_for_lines(path: Path, count: int, process) -> None:
-    deadline = time.monotonic() + 500
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert time.monotonic() < deadline and process.poll() is None, f"{path} did not reach {count} lines"
-        time.sleep(0.01)
-
-
 def test_resume_is_bit_for_bit_in_each_stage(world, tmp_path):
     # Catches: moments of the wrong stage, a reference scored by weights that have moved, running moments or
     # an order that a kill loses; lines written twice.
@@ -334,15 +300,15 @@ def test_resume_is_bit_for_bit_in_each_stage(world, tmp_path):
     flags["kill"]["save_every"] = 2
     flags["term"]["save_every"] = 100
     places = {"sft": "step_2", "between": "step_4", "pref": "step_6"}  # the save in which a run dies
-    dying = [spawn([{**flags[n], "trick": "die", "die_at": at}]) for n, at in places.items()]
-    killed = spawn([{**flags["kill"], "trick": "slow"}])
+    dying = [spawn(SCRIPT, [{**flags[n], "trick": "die", "die_at": at}]) for n, at in places.items()]
+    killed = spawn(SCRIPT, [{**flags["kill"], "trick": "slow"}])
     wait_for_lines(tmp_path / "kill" / "metrics.jsonl", 5, killed)
     killed.kill()
     finish(killed, code=-signal.SIGKILL)
     for process in dying:
         finish(process, code=-signal.SIGKILL)
     assert "stopped by SIGTERM after update 4;" in finish(
-        spawn([{**flags["term"], "trick": "leave"}]), code=0
+        spawn(SCRIPT, [{**flags["term"], "trick": "leave"}]), code=0
     )
     steps = {n: checkpoint.latest(tmp_path / n / "checkpoints").name for n in names[1:]}
     assert steps == {
@@ -353,7 +319,9 @@ def test_resume_is_bit_for_bit_in_each_stage(world, tmp_path):
         "term": "step_4",
     }
 
-    finish(spawn([flags["straight"], *({**flags[name], "resume": True} for name in names[1:])]), code=0)
+    finish(
+        spawn(SCRIPT, [flags["straight"], *({**flags[name], "resume": True} for name in names[1:])]), code=0
+    )
     straight = lines(tmp_path / "straight")
     assert len(straight) == 7
     for name in names[1:]:

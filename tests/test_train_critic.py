@@ -3,7 +3,6 @@ import math
 import runpy
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 from http.server import ThreadingHTTPServer
@@ -12,11 +11,10 @@ from pathlib import Path
 import critic_runs
 import pytest
 import torch
-from critic_runs import lines
 from safetensors.torch import load_file
 from test_critic import Server
-from test_train_grpo import equal, finish, trained, wait_for_lines
 from toy import Counter
+from train_runs import equal, finish, lines, spawn, trained, wait_for_lines
 
 import train_critic
 from nanoplan import checkpoint, config, critic, dist, lora, weights
@@ -48,12 +46,6 @@ def train(world, tmp_path, monkeypatch):
     yield run
     signal.signal(signal.SIGTERM, handler)
     dist.close()
-
-
-def spawn(runs: list[dict], *, ranks: int = 1) -> subprocess.Popen:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launch, str(SCRIPT), json.dumps(runs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def groups_of(out) -> dict[tuple, list[dict]]:
@@ -228,7 +220,7 @@ def test_two_ranks_equal_one(train, world, tmp_path):
     runs = [{**world, "out": str(tmp_path / f"{kind}2"), **flags} for kind, flags in kinds.items()]
     left = {**runs[0], "out": str(tmp_path / "left2")}
     runs += [{**left, "trick": "leave"}, {**left, "resume": True}]
-    both = spawn(runs, ranks=2)
+    both = spawn(SCRIPT, runs, ranks=2)
     alone = {kind: train(kind, **flags) for kind, flags in kinds.items()}
     assert "stopped by SIGTERM after step" in finish(both, code=0)
     draws = [{(slot, draw) for step, slot, draw in groups_of(alone["full"]) if step == s} for s in (1, 2, 3)]
@@ -256,7 +248,9 @@ def test_resume_is_bit_for_bit(world, tmp_path):
     flags["kill"]["save_every"] = 2
     flags["term"] = {**flags["straight"], "out": str(tmp_path / "term"), "save_every": 100}
     tricks = {"die": "die", "kill": "slow", "term": "leave"}
-    dying, killed, asked = (spawn([{**flags[name], "trick": trick}]) for name, trick in tricks.items())
+    dying, killed, asked = (
+        spawn(SCRIPT, [{**flags[name], "trick": trick}]) for name, trick in tricks.items()
+    )
     wait_for_lines(tmp_path / "kill" / "metrics.jsonl", 3, killed)
     killed.kill()
     assert "stopped by SIGTERM after step 1;" in finish(asked, code=0)
@@ -265,7 +259,7 @@ def test_resume_is_bit_for_bit(world, tmp_path):
     steps = {n: checkpoint.latest(tmp_path / n / "checkpoints").name for n in ("die", "kill", "term")}
     assert steps == {"die": "step_2", "kill": "step_2", "term": "step_1"}
     resumed = [{**flags[name], "resume": True} for name in ("die", "kill", "term")]
-    finish(spawn([flags["straight"], *resumed]), code=0)
+    finish(spawn(SCRIPT, [flags["straight"], *resumed]), code=0)
     straight = lines(tmp_path / "straight")
     for name in ("die", "kill", "term"):
         out = tmp_path / name

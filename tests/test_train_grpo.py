@@ -5,17 +5,15 @@ import runpy
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grpo_runs
 import pytest
 import torch
-from grpo_runs import lines
 from safetensors.torch import load_file
 from test_checkpoint import FullDisk
+from train_runs import equal, finish, lines, spawn, trained, wait_for_lines
 
 import train_grpo
 from envs import triptailor
@@ -48,18 +46,8 @@ def train(world, tmp_path, monkeypatch):
     dist.close()
 
 
-def trained(out) -> dict[str, torch.Tensor]:
-    """The tensors of a run's export."""
-    path = out / "model" / "model.safetensors"
-    return load_file(path if path.exists() else out / "adapter" / "adapter_model.safetensors")
-
-
 def start(world) -> dict[str, torch.Tensor]:
     return load_file(Path(world["model"]) / "model.safetensors")
-
-
-def equal(a, b) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_three_steps_leave_a_whole_run(train, world):
@@ -239,21 +227,6 @@ def test_each_request_once_per_epoch():
 # processes
 
 
-def spawn(runs: list[dict], *, ranks: int = 1) -> subprocess.Popen:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *launch, str(SCRIPT), json.dumps(runs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process, *, code: int, timeout_s: float = 600) -> str:
-    try:
-        text, _ = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()
-    assert process.returncode == code, text
-    return text
-
-
 def by_episode(out) -> dict[tuple, tuple]:
     rows = lines(out, "trajectories.jsonl")
     return {(row["step"], row["id"], row["member"]): (row["ids"], row["reward"]) for row in rows}
@@ -270,7 +243,7 @@ def test_two_ranks_equal_one(train, world, tmp_path):
     runs = [{**world, "out": str(tmp_path / f"{kind}2"), **flags} for kind, flags in kinds.items()]
     left = {**runs[0], "out": str(tmp_path / "left2")}
     runs += [{**left, "trick": "leave"}, {**left, "resume": True}]
-    both = spawn(runs, ranks=2)
+    both = spawn(SCRIPT, runs, ranks=2)
     alone = {kind: train(kind, **flags) for kind, flags in kinds.items()}
     assert "stopped by SIGTERM after step 1;" in finish(both, code=0)
     alone["left"] = alone["full"]
@@ -286,13 +259,6 @@ def test_two_ranks_equal_one(train, world, tmp_path):
         assert summaries[0]["after"] == summaries[1]["after"], kind
 
 
-def wait_for_lines(path: Path, count: int, process) -> None:
-    deadline = time.monotonic() + 500
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert time.monotonic() < deadline and process.poll() is None, f"{path} did not reach {count} lines"
-        time.sleep(0.01)
-
-
 def test_resume_is_bit_for_bit(world, tmp_path):
     # Catches: moments, generators, data order or counters that a kill loses; lines written twice; a SIGTERM
     # that leaves without saving.
@@ -300,7 +266,9 @@ def test_resume_is_bit_for_bit(world, tmp_path):
     flags["kill"]["save_every"] = 2
     flags["term"] = {**flags["straight"], "out": str(tmp_path / "term"), "save_every": 100}
     tricks = {"die": "die", "kill": "slow", "term": "leave"}
-    dying, killed, asked = (spawn([{**flags[name], "trick": trick}]) for name, trick in tricks.items())
+    dying, killed, asked = (
+        spawn(SCRIPT, [{**flags[name], "trick": trick}]) for name, trick in tricks.items()
+    )
     wait_for_lines(tmp_path / "kill" / "metrics.jsonl", 3, killed)
     killed.kill()
     assert "stopped by SIGTERM after step 1;" in finish(asked, code=0)
@@ -313,7 +281,7 @@ def test_resume_is_bit_for_bit(world, tmp_path):
         file.write('{"step": 4, "loss": 0.1')  # torn by the kill
 
     resumed = [{**flags[name], "resume": True} for name in ("die", "kill", "term")]
-    finish(spawn([flags["straight"], *resumed]), code=0)
+    finish(spawn(SCRIPT, [flags["straight"], *resumed]), code=0)
     straight = lines(tmp_path / "straight")
     for name in ("die", "kill", "term"):
         out = tmp_path / name

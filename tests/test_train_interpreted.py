@@ -7,6 +7,7 @@ import sys
 
 import grpo_runs
 import pytest
+from train_runs import lines
 
 from kernels import INTERPRET
 
@@ -30,13 +31,13 @@ def test_three_steps_are_those_of_the_torch_path(tmp_path):
     for process in processes:
         text, _ = process.communicate()
         assert process.returncode == 0, text
-    want, ours = (grpo_runs.lines(tmp_path / name) for name in PATHS)
+    want, ours = (lines(tmp_path / name) for name in PATHS)
     assert len(ours) == len(want) == 3
     for a, b in zip(ours, want, strict=True):
         for name in ("loss", "entropy", "reward_mean", "ratio_max", "kl_old"):
             assert a[name] == pytest.approx(b[name], abs=1e-4), (name, a, b)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3) and b["grad_norm"] > 0
         assert a["logp_gap_max"] < 1e-4
-    want, ours = (grpo_runs.lines(tmp_path / name, "trajectories.jsonl") for name in PATHS)
+    want, ours = (lines(tmp_path / name, "trajectories.jsonl") for name in PATHS)
     assert [row["ids"] for row in ours] == [row["ids"] for row in want] and len(want) == 12
-    assert max(row["ratio_max"] for row in grpo_runs.lines(tmp_path / "torch")) > 1.01  # of the second update
+    assert max(row["ratio_max"] for row in lines(tmp_path / "torch")) > 1.01  # of the second update

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from envs.base import Env, Message, PlanView, Task, Tool, Verdict
@@ -164,3 +165,15 @@ class ScriptedSampler:
     def close(self, row):
         del self.state[row]
         self.free += 1
+
+
+class Counted(torch.nn.Module):
+    """A model that counts the tokens that go through it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config, self.num_ids, self.tokens = model, model.config, model.num_ids, 0
+
+    def forward(self, ids, *args, **options):
+        self.tokens += len(ids)
+        return self.model(ids, *args, **options)
