@@ -296,25 +296,42 @@ def main(cfg: Config) -> None:
     chat = Chat(out)
     chat.check()
     encoded = [encode(chat, *talk) for talk in talks]
+    print(f"{chat.num_ids} ids in all, {time.perf_counter() - clock:.0f} s", flush=True)
+    grow(
+        cfg,
+        chat,
+        encoded,
+        model_config(chat.num_ids),
+        start=tokenizer.token_to_id("<|im_start|>"),
+        clock=clock,
+    )
+
+
+def grow(
+    cfg, chat: Chat, encoded: list[tuple], model_config: ModelConfig, *, start: int, clock: float
+) -> None:
+    """Make the model from nothing: copy drills, then the conversations; into the chat's folder.
+
+    cfg      seed, drill_steps, drill_batch, steps, batch, and what `fit` reads
+    encoded  (ids, mask of the assistant's own) of each conversation, as `encode` gives them
+    start    id that begins a message
+    """
     num_ids = sum(len(ids) for ids, _ in encoded) / len(encoded)
     own = sum(sum(mask) for _, mask in encoded) / len(encoded)
-    print(f"{num_ids:.0f} ids a conversation, {own:.0f} of them the agent's", flush=True)
-    print(f"{chat.num_ids} ids in all, {time.perf_counter() - clock:.0f} s", flush=True)
-
-    model = weights.init_model(model_config(chat.num_ids), seed=cfg.seed)
+    print(f"{num_ids:.0f} ids a conversation, {own:.0f} of them the assistant's", flush=True)
+    model = weights.init_model(model_config, seed=cfg.seed)
     model.num_ids = chat.num_ids
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     rng = random.Random(cfg.seed)
     seen = Counter(id for ids, mask in encoded for id, own in zip(ids, mask, strict=True) if not own)
     words = sorted(id for id, _ in seen.most_common(600) if id > 255)
-    start = tokenizer.token_to_id("<|im_start|>")
     fit(model, lambda: [drill(rng, words, start) for _ in range(cfg.drill_batch)], cfg,
         steps=cfg.drill_steps, floor=0.3, label="drills", clock=clock)  # fmt: skip
     order = itertools.cycle(encoded)
     fit(model, lambda: [next(order) for _ in range(cfg.batch)], cfg,
         steps=cfg.steps, floor=0.05, label="talks", clock=clock)  # fmt: skip
-    weights.save_model(model, out, extra_files_from=out)
-    print(f"{out} done, {time.perf_counter() - clock:.0f} s")
+    weights.save_model(model, chat.folder, extra_files_from=chat.folder)
+    print(f"{chat.folder} done, {time.perf_counter() - clock:.0f} s")
 
 
 if __name__ == "__main__":

@@ -8,23 +8,21 @@ seen no corrected plan, no rationale, and no instance of the train, val or test 
 first, as in make_tiny.py. Seeded: the same machine makes the same files.
 """
 
-import itertools
 import random
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from make_tiny import drill, encode, fit, train_tokenizer, write_folder
+from make_tiny import encode, grow, train_tokenizer, write_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envs import synplan, synplan_travel
 from envs.base import Message
 from envs.synplan_verify import write_plan
-from nanoplan import config, weights
+from nanoplan import config
 from nanoplan.chat import Chat
 from nanoplan.model import ModelConfig
 
@@ -94,24 +92,14 @@ def main(cfg: Config) -> None:
     chat = Chat(out)
     chat.check()
     encoded = [encode(chat, messages, ()) for messages in talks]
-    num_ids = sum(len(ids) for ids, _ in encoded) / len(encoded)
-    own = sum(sum(mask) for _, mask in encoded) / len(encoded)
-    print(f"{num_ids:.0f} ids a conversation, {own:.0f} of them the planner's", flush=True)
-
-    model = weights.init_model(model_config(chat.num_ids), seed=cfg.seed)
-    model.num_ids = chat.num_ids
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {chat.num_ids} ids")
-    rng = random.Random(cfg.seed)
-    seen = Counter(id for ids, mask in encoded for id, own in zip(ids, mask, strict=True) if not own)
-    words = sorted(id for id, _ in seen.most_common(600) if id > 255)
-    start = tokenizer.token_to_id("<|im_start|>")
-    fit(model, lambda: [drill(rng, words, start) for _ in range(cfg.drill_batch)], cfg,
-        steps=cfg.drill_steps, floor=0.3, label="drills", clock=clock)  # fmt: skip
-    order = itertools.cycle(encoded)
-    fit(model, lambda: [next(order) for _ in range(cfg.batch)], cfg,
-        steps=cfg.steps, floor=0.05, label="plans", clock=clock)  # fmt: skip
-    weights.save_model(model, out, extra_files_from=out)
-    print(f"{out} done, {time.perf_counter() - clock:.0f} s")
+    grow(
+        cfg,
+        chat,
+        encoded,
+        model_config(chat.num_ids),
+        start=tokenizer.token_to_id("<|im_start|>"),
+        clock=clock,
+    )
 
 
 if __name__ == "__main__":
