@@ -10,6 +10,7 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+from envs.synplan_draw import draw_feasible
 from envs.synplan_verify import Entity, Instance, Profile, Report, draw_entry, look_up, report, soft_score
 
 CATEGORIES = {  # category -> (median USD, features of which a product has some beside its category)
@@ -26,8 +27,6 @@ SIGMA = 0.5  # of the logarithm of a price, every category; ours
 WITHIN, ACROSS = 0.7, 0.95  # probability that two products of one category, of two, are compatible
 BRANDS = ("Amber", "Cedar", "Falcon", "Granite", "Heron", "Ivory", "Lotus", "Maple")
 MODELS = ("One", "Two", "Plus", "Max", "Air", "Pro", "Mini", "Go", "Neo", "Core")
-FITTING = {False: 0.25, True: 0.13}  # share of careless plans that the budget lets pass; True: compact
-DRAWS = 24  # careless plans that place the budget
 TRIES = 3  # careless plans that a draft is the nearest miss of
 
 
@@ -54,16 +53,7 @@ SIZES = {
 
 def generate(id: str, rng: random.Random, size: str) -> Instance:
     """A retail instance that at least one plan satisfies. `query` is left empty."""
-    for _ in range(200):
-        instance = _draw(id, rng, SIZES[size])
-        plan = cheap_plan(instance)
-        if plan is not None:
-            break
-    else:
-        raise AssertionError(f"{id}: no feasible plan in 200 draws")
-    costs = sorted(careless(instance, rng)["total_stated_cost"] for _ in range(DRAWS))
-    budget = max(1.05 * plan["total_stated_cost"], costs[int(FITTING[instance.compact] * DRAWS)])
-    return replace(instance, profile=replace(instance.profile, budget=10 * math.ceil(budget / 10)))
+    return draw_feasible(id, lambda: _draw(id, rng, SIZES[size]), cheap_plan, careless, rng)
 
 
 def _draw(id: str, rng: random.Random, size: Size) -> Instance:

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, replace
 
 from envs.synplan_cities import CITIES, distance_km, flight_minutes, ground_minutes
+from envs.synplan_draw import draw_feasible
 from envs.synplan_verify import Entity, Instance, Profile, Report, draw_entry, look_up, report, soft_score
 from envs.trip_tables import HOTEL_NOUNS, MEAL_NOUNS, SIGHTS, WORDS
 
@@ -27,8 +28,6 @@ CARRIERS = ("Amber Air", "Coral Air", "Jade Air", "Maple Air", "Pearl Air", "Sil
 NOUNS = {"hotel": HOTEL_NOUNS, "restaurant": MEAL_NOUNS, "activity": tuple(SIGHTS.values())}
 WORD_KIND = {"hotel": "hotel", "restaurant": "restaurant", "activity": "sight"}
 VISIT_MIN = {"restaurant": (60, 90), "activity": (60, 120, 180)}  # minutes that a meal or a visit takes
-FITTING = {False: 0.25, True: 0.13}  # share of careless plans that the budget lets pass; True: compact
-DRAWS = 24  # careless plans that place the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +61,7 @@ SIZES = {
 
 def generate(id: str, rng: random.Random, size: str) -> Instance:
     """A travel instance that at least one plan satisfies. `query` is left empty."""
-    for _ in range(200):
-        instance = _draw(id, rng, SIZES[size])
-        plan = cheap_plan(instance)
-        if plan is not None:
-            break
-    else:
-        raise AssertionError(f"{id}: no feasible plan in 200 draws")
-    costs = sorted(careless(instance, rng)["total_stated_cost"] for _ in range(DRAWS))
-    budget = max(1.05 * plan["total_stated_cost"], costs[int(FITTING[instance.compact] * DRAWS)])
-    profile = replace(instance.profile, budget=10 * math.ceil(budget / 10))
-    return replace(instance, profile=profile)
+    return draw_feasible(id, lambda: _draw(id, rng, SIZES[size]), cheap_plan, careless, rng)
 
 
 def _draw(id: str, rng: random.Random, size: Size) -> Instance:
