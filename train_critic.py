@@ -17,11 +17,8 @@ Source: Training Advisors for LLM Agents from Task Outcomes (Caddie, arXiv:2610.
 open is in docs/deviations.md. Left out: training the agent along, value models, GSPO and KL terms.
 """
 
-import contextlib
 import functools
 import hashlib
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,15 +121,6 @@ class Config:
     checkpointing: bool = False  # recompute activations in backward: less memory, a third more work
 
 
-WORLD = {
-    "seed": 0,
-    "train": 2000,
-    "dev": 256,
-    "passages": 6,
-    "sentences": 1,
-    "shapes": ("2hop",),
-    "short": True,
-}
 HELD_OUT = {"musique": "dev", "alfworld": "valid_unseen"}  # splits
 MAY_CHANGE_ON_RESUME = {"resume", "dry_run", "save_every", "out", "micro_tokens"}
 
@@ -171,24 +159,10 @@ def check(cfg: Config, world: int) -> None:
     parse_protocol(cfg.eval_protocol)
 
 
-def builtin() -> Path:
-    """The folder of the world without --data, made on first use: questions of two hops over six passages. Its
-    name holds a digest of the generator's source and of WORLD; processes that make it at once agree."""
-    digest = hashlib.blake2b(Path(musique_make.__file__).read_bytes() + repr(WORLD).encode(), digest_size=4)
-    folder = Path(__file__).parent / ".cache" / f"musique-{digest.hexdigest()}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-            musique_make.build(Path(draft) / "world", **WORLD)
-            with contextlib.suppress(OSError):  # another process was first
-                os.rename(Path(draft) / "world", folder)
-    return folder
-
-
 def load_tasks(cfg: Config) -> tuple[list, list]:
     """Environments to train on and to hold out."""
     bench, split = BENCHMARKS[cfg.bench], cfg.split or HELD_OUT[cfg.bench]
-    data = Path(cfg.data) if cfg.data else builtin()
+    data = Path(cfg.data) if cfg.data else musique_make.builtin()
     if cfg.bench == "musique":
         first = last = {"top_k": cfg.top_k, "retrieval": cfg.retrieval}
     else:

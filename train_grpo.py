@@ -14,7 +14,8 @@ policy itself wrote.
 
 --reward names what is rewarded: the paper's method, or what it is compared with. --references trains against
 plans that another model made instead of the human ones (Syn-Anchored): the folder of an eval.py run over the
-train split, of which the plans that pass every constraint are taken. --env travelplanner plans its trips.
+train split, of which the plans that pass every constraint are taken. --env travelplanner plans its trips;
+--env musique, with --reward constraint, answers questions: the trained agent that Caddie's critic advises.
 
 Source: anchored comparative feedback (Anchored GRPO, NeurIPS 2026); what the paper leaves open is in
 docs/deviations.md. SFT on imputed traces and Anchored DPO are train_cmdpo.py's stages on data of
@@ -29,7 +30,7 @@ from typing import Literal
 
 import torch
 
-from envs import BENCHMARKS, trips
+from envs import BENCHMARKS, musique_make, trips
 from envs.base import Call, Env, Message
 from nanoplan import checkpoint, config, dist, lora, training, weights
 from nanoplan.anchors import comparable, synthetic
@@ -52,8 +53,8 @@ from nanoplan.stats import lr_at
 class Config:
     # what is trained, on what
     model: str = "assets/tiny"  # HF folder or hub name
-    env: Literal["triptailor", "travelplanner"] = "triptailor"  # what is planned
-    data: str = ""  # the benchmark's folder; triptailor: empty = the built-in world, made on first use
+    env: Literal["triptailor", "travelplanner", "musique"] = "triptailor"  # what is planned
+    data: str = ""  # the benchmark's folder; empty = the built-in world, made on first use; not travelplanner
     out: str = "runs/train_grpo"  # run folder; an earlier run there is moved aside unless resumed
     seed: int = 0  # of data order and sampling; a run is a function of its config
     resume: bool = False  # continue the run in --out from its newest checkpoint
@@ -104,8 +105,19 @@ class Config:
 
 
 PER_TOKEN = ("clip_low", "clip_high", "entropy", "kl_old", "kl_ref")  # metrics that are means over tokens
-SPLITS = {"triptailor": ("train", "test"), "travelplanner": ("train", "validation")}  # to train on, held out
+SPLITS = {  # to train on, held out
+    "triptailor": ("train", "test"),
+    "travelplanner": ("train", "validation"),
+    "musique": ("train", "dev"),
+}
+BUILTIN = {"triptailor": trips.builtin, "musique": musique_make.builtin}
+UNJUDGED = ("constraint", "staged")  # rewards that ask no judge
 MAY_CHANGE_ON_RESUME = {"resume", "dry_run", "save_every", "workers", "out", "micro_tokens"}
+
+
+def judged(cfg: Config) -> bool:
+    """Whether the judge can compare what is planned: the rubric knows TripTailor's plans only."""
+    return cfg.env == "triptailor" or cfg.judge != "rubric"
 
 
 def check(cfg: Config, world: int) -> None:
@@ -123,13 +135,13 @@ def check(cfg: Config, world: int) -> None:
         raise ValueError(f"temperature={cfg.temperature}: training samples; use a number above 0")
     if cfg.total_tokens > cfg.micro_tokens:
         raise ValueError(f"micro_tokens={cfg.micro_tokens} cannot hold total_tokens={cfg.total_tokens}")
-    if cfg.env != "triptailor" and not cfg.data:
-        raise ValueError(f"data='': only triptailor has a built-in world; give the folder of {cfg.env}")
+    if cfg.env not in BUILTIN and not cfg.data:
+        raise ValueError(f"data='': {cfg.env} has no built-in world; give its folder")
     if cfg.env != "triptailor" and cfg.references:
         raise ValueError(f"references={cfg.references} are for --env triptailor, not {cfg.env}")
-    if cfg.env == "triptailor" and cfg.reward == "staged":
-        raise ValueError("reward=staged is for --env travelplanner; triptailor has no stages")
-    if cfg.env != "triptailor" and cfg.judge == "rubric" and cfg.reward not in ("constraint", "staged"):
+    if cfg.env != "travelplanner" and cfg.reward == "staged":
+        raise ValueError(f"reward=staged is for --env travelplanner; {cfg.env} has no stages")
+    if not judged(cfg) and cfg.reward not in UNJUDGED:
         raise ValueError(f"judge=rubric knows triptailor's plans only; give another --judge for {cfg.env}")
     if cfg.steps < 1 or cfg.save_every < 1:
         raise ValueError(f"steps={cfg.steps}, save_every={cfg.save_every}: wanted 1 or more of both")
@@ -161,7 +173,7 @@ def load(cfg: Config):
 def requests(cfg: Config) -> tuple[list[Env], list[Env]]:
     """Requests to train on, and held out. Raises ValueError if the reward compares with plans that no request
     has."""
-    data = Path(cfg.data) if cfg.data else trips.builtin()
+    data = Path(cfg.data) if cfg.data else BUILTIN[cfg.env]()
     options = {"max_rows": cfg.max_rows, "hours": cfg.hours} if cfg.env == "triptailor" else {}
     load, (learn, hold) = BENCHMARKS[cfg.env].load, SPLITS[cfg.env]
     train = load(learn, data, **options)
@@ -307,6 +319,7 @@ def dry_run(cfg: Config, chat: Chat, model, env, sampler: Sampler) -> None:
     call = {
         "triptailor": lambda: Call("search_hotels", {"city": env.request.destination}),
         "travelplanner": lambda: Call("AttractionSearch", {"city": env.structured().org}),
+        "musique": lambda: Call("search", {"query": env.question.text}),
     }[cfg.env]()
     turn = [Message("assistant", "", [call]), *env.step("", [call])[0]]
     print("--- first prompt, then a tool turn (the call is ours, the answer the world's)")
@@ -334,7 +347,7 @@ def main(cfg: Config) -> dict:
     dist.catch_sigterm()
     folder, chat, model, train, held_out = load(cfg)
     judge = open_judge(cfg.judge, cache=Path(cfg.out).parent / "judge_cache", device=dist.device())
-    if cfg.reward not in ("constraint", "staged") and hasattr(judge, "probe"):
+    if cfg.reward not in UNJUDGED and hasattr(judge, "probe"):
         judge.probe()
     slots = range(dist.rank(), cfg.prompts, dist.world())  # of a step's requests, those of this rank
     sampler = Sampler(
@@ -353,7 +366,8 @@ def main(cfg: Config) -> dict:
         reference = weights.load_model(
             folder, dtype=compute_dtype(cfg), device=dist.device(), num_ids=chat.num_ids
         ).requires_grad_(False)
-    comparer = None if all(map(no_reference, held_out)) else judge  # None: no win rate
+    compared = judged(cfg) and not all(map(no_reference, held_out))
+    comparer = judge if compared else None  # None: no win rate
     fresh = {"step": 0, "before": None, "seconds": 0.0}
     run, state = training.open_run(cfg, model, optimizer, fresh, may_change=MAY_CHANGE_ON_RESUME)
     started = time.perf_counter() - state["seconds"]
@@ -368,7 +382,8 @@ def main(cfg: Config) -> dict:
 
     if held_out and state["before"] is None:
         state["before"] = measure()
-        run.line(f"before: valid {state['before']['valid_rate']:.3f}, win {state['before']['win_rate']:.3f}")
+        shown = (f"{name} {state['before'][f'{name}_rate']:.3f}" for name in ("valid", "win")[: 1 + compared])
+        run.line(f"before: {', '.join(shown)}")
 
     bar = run.bar(total=cfg.steps, start=state["step"])
     for step in range(state["step"] + 1, cfg.steps + 1):
@@ -440,7 +455,7 @@ def main(cfg: Config) -> dict:
     summary["seconds"] = time.perf_counter() - started
     if held_out:
         sampled = f"sampled at temperature {cfg.temperature:g}"
-        run.line(f"{len(held_out)} held-out requests, {sampled}, judge {judge.name}")
+        run.line(f"{len(held_out)} held-out requests, {sampled}{f', judge {judge.name}' if compared else ''}")
         run.line(before_after(summary["before"], summary["after"]))
     run.summary(summary)
     run.close()

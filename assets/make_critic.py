@@ -3,7 +3,7 @@
     python assets/make_critic.py                             # seeded; some ten minutes on two quiet cores
     python assets/make_critic.py --only agent --hidden 96 --agent_out DIR     # another agent, same tokenizer
 
-1. World: MuSiQue-format questions of two hops over six passages (train_critic.builtin).
+1. World: MuSiQue-format questions of two hops over six passages (envs/musique_make.py, BUILTIN).
 2. Conversations of a scripted agent: it searches what the question names, then mostly the same again, and
    answers with the last thing that the last result says. It rarely finds the bridge between the two hops.
    Told to search for something, it does so until it has searched enough.
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from make_tiny import QUOTED, SPECIAL, TAGS, drill, encode, fit, write_folder
 
 import train_critic
-from envs import musique
+from envs import musique, musique_make
 from envs.base import Call, Message
 from nanoplan import config, weights
 from nanoplan.chat import Chat
@@ -214,7 +214,7 @@ def review(env, rng: random.Random, tools, states, shares=None) -> tuple[list[Me
 def main(cfg: Config) -> None:
     clock = time.perf_counter()
     torch.manual_seed(cfg.seed)
-    data = Path(cfg.data) if cfg.data else train_critic.builtin()
+    data = Path(cfg.data) if cfg.data else musique_make.builtin()
     train = musique.load("train", data, top_k=train_critic.Config.top_k)
     agent_talks, critic_talks, taught = [], [], []
     for index in range(cfg.passes * len(train)):

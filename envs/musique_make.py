@@ -10,8 +10,12 @@ passages go to passages_SPLIT.jsonl for `python -m envs.musique serve`.
 """
 
 import argparse
+import contextlib
+import hashlib
 import json
+import os
 import random
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -159,6 +163,9 @@ SHAPES = {
     "4hop3": ((), (1,), (), (2, 3)),
 }
 SHARES = {"2hop": 52, "3hop1": 24, "3hop2": 8, "4hop1": 8, "4hop2": 4, "4hop3": 4}  # near the dev split's
+
+# the world without --data: questions of two hops over six passages of one fact each
+BUILTIN = {"train": 2000, "dev": 256, "passages": 6, "sentences": 1, "shapes": ("2hop",), "short": True}
 
 
 @dataclass(slots=True)
@@ -371,6 +378,21 @@ def build(
         _write(folder / f"musique_ans_v1.0_{split}.jsonl", lines)
         if worlds == 1:
             _write(folder / f"passages_{split}.jsonl", list(_all_passages(shared[0], seed, split, sentences)))
+    return folder
+
+
+def builtin() -> Path:
+    """The folder of the world that the scripts use without --data, made on first use: BUILTIN. Its name holds
+    a digest of this file, so that another version makes another folder; processes that make it at once write
+    the same bytes."""
+    digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4).hexdigest()
+    folder = Path(__file__).resolve().parents[1] / ".cache" / f"musique-{digest}"
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+            build(Path(draft) / "world", **BUILTIN)
+            with contextlib.suppress(OSError):  # another process was first
+                os.rename(Path(draft) / "world", folder)
     return folder
 
 

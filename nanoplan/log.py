@@ -112,15 +112,15 @@ def write_json(path: Path, row) -> None:
 def before_after(before: dict, after: dict) -> str:
     """Markdown table of the keys of `after`: value before, value after, change.
 
-    before, after  name -> number, or (number, low, high) with an interval; None or absent shows as a dash.
-                   Names that end in _rate, or contain `success`, are shares and print in percent.
+    before, after  name -> number, or (number, low, high) with an interval; None, nan or absent shows as a
+                   dash. Names that end in _rate, or contain `success`, are shares and print in percent.
     """
     rows = []
     for name in after:
         share = name.endswith("_rate") or "success" in name
         old, new = before.get(name), after[name]
         first, last = (v[0] if isinstance(v, (tuple, list)) else v for v in (old, new))
-        change = "–" if first is None or last is None else _number(last - first, share, sign=True)
+        change = "–" if _unknown(first) or _unknown(last) else _number(last - first, share, sign=True)
         rows.append([name, _cell(old, share), _cell(new, share), change])
     return table(["", "before", "after", "change"], rows)
 
@@ -137,8 +137,12 @@ def table(head: list[str], rows: list[list]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _unknown(value) -> bool:
+    return value is None or value != value  # nan
+
+
 def _cell(value, share):
-    if value is None:
+    if _unknown(value):
         return "–"
     if isinstance(value, (tuple, list)):
         middle, low, high = (_number(v, share) for v in value)

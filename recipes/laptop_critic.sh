@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Caddie's claims on a laptop CPU, built-in world and models, three seeds: no critic, a prompted one, the trained one
 # with N = 1 and 5, the appendix's rewards, self-call against windowed, a fixed-step sweep, transfer to a second
-# agent of another size, and a critic trained for that agent.
+# agent of another size, a critic trained for that agent, and one for an agent that GRPO trained (appendix E).
 #   recipes/laptop_critic.sh                 all of it; a row that is there already is not run again
 #   SEEDS=0 ROWS="n1 n5" recipes/laptop_critic.sh            some of it
 #   recipes/laptop_critic.sh table           only the table of what is there
@@ -11,8 +11,9 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs/laptop_critic}
 SEEDS=${SEEDS:-0 1 2}
-ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own}
+ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo}
 OTHER=$RUNS/agent2
+TRAINED=$RUNS/agent_grpo
 
 flags() {  # of a row
     case $1 in
@@ -26,12 +27,16 @@ flags() {  # of a row
         step*) echo "--steps 0 --model $2/n1/model --eval_protocol step:${1#step}" ;;
         transfer) echo "--steps 0 --model $2/n1/model --agent $OTHER" ;;
         own) echo "--agent $OTHER" ;;
+        grpo) echo "--agent $TRAINED/model" ;;
     esac
 }
 
 if [ "${1:-}" != table ]; then
     [ -e "$OTHER/model.safetensors" ] ||
         "$PYTHON" assets/make_critic.py --only agent --hidden 96 --agent_out "$OTHER"
+    [ -e "$TRAINED/summary.json" ] ||
+        "$PYTHON" train_grpo.py --env musique --reward constraint --model assets/agent --turns 8 --turn_tokens 48 \
+            --observation_tokens 256 --steps 20 --eval_n 100 --out "$TRAINED"
     for seed in $SEEDS; do
         for row in $ROWS; do
             at=$RUNS/$seed/$row

@@ -1,6 +1,7 @@
 """The rewards of the paper's methods, and the plans they compare with."""
 
 import json
+from pathlib import Path
 
 import grpo_runs
 import pytest
@@ -10,7 +11,7 @@ from train_runs import lines
 from travelplanner_world import build
 
 import train_grpo
-from envs import travelplanner, trips, triptailor
+from envs import musique_make, travelplanner, trips, triptailor
 from envs.base import NO_PLAN_TEXT, PlanView, Verdict
 from nanoplan import anchors, dist, weights
 from nanoplan.chat import Chat
@@ -20,6 +21,8 @@ from nanoplan.judge import RubricJudge
 from nanoplan.reward import gated_score
 from nanoplan.rollout import Episode
 from nanoplan.trajectory import Trajectory
+
+AGENT = Path(__file__).parents[1] / "assets" / "agent"
 
 
 class Judge:
@@ -206,8 +209,25 @@ def test_travelplanner_trains_on_staged_rewards(tmp_path):
     for wrong, message in (
         ({"env": "triptailor", "reward": "staged"}, "triptailor has no stages"),
         ({"reward": "anchored"}, "judge=rubric knows triptailor's plans only"),
-        ({"data": ""}, "only triptailor has a built-in world"),
+        ({"data": ""}, "travelplanner has no built-in world"),
         ({"references": "x"}, "are for --env triptailor"),
     ):
         with pytest.raises(ValueError, match=message):
             run(flags | {"reward": "staged"} | wrong, tmp_path / "no")
+
+
+def test_an_agent_trains_on_questions(tmp_path, capsys):
+    # Catches: a benchmark without plans to compare that asks for a judge, or prints a win rate of nan.
+    data = musique_make.build(tmp_path / "world", **musique_make.BUILTIN | {"train": 8, "dev": 2})
+    flags = {"model": str(AGENT), "data": str(data), "env": "musique", "turns": 6, "turn_tokens": 48}
+    flags |= {"observation_tokens": 256, "total_tokens": 1200, "steps": 1, "prompts": 4, "eval_n": 2}
+    (row,) = run(flags, tmp_path / "run", reward="constraint")
+    assert row["reward_mean"] == row["valid_rate"] and row["calls_per_episode"] > 1
+    said = capsys.readouterr().out
+    assert "before: valid 0." in said and "nan" not in said and "judge rubric" not in said
+    for wrong, message in (
+        ({"reward": "staged"}, "musique has no stages"),
+        ({"reward": "anchored"}, "judge=rubric knows triptailor's plans only"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(flags | {"reward": "constraint"} | wrong, tmp_path / "no")

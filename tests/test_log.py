@@ -63,12 +63,14 @@ def test_lines_are_strict_json(tmp_path):
 
 
 def test_the_table_shows_before_after_and_change(tmp_path):
-    # Catches: a change computed in the wrong direction, shares printed as 0.4, columns that are not Markdown.
-    before = {"valid_rate": (0.4, 0.3, 0.5), "calls": 3, "loss": 0.25}
-    text = log.before_after(before, {"valid_rate": (0.875, 0.8, 0.9), "calls": 5, "loss": 0.125, "new": 1.0})
+    # Catches: a change computed in the wrong direction, shares printed as 0.4, columns that are not Markdown,
+    # "nan %" for a rate that nobody knows.
+    before = {"valid_rate": (0.4, 0.3, 0.5), "calls": 3, "loss": 0.25, "win_rate": math.nan}
+    after = {"valid_rate": (0.875, 0.8, 0.9), "calls": 5, "loss": 0.125, "new": 1.0, "win_rate": math.nan}
+    text = log.before_after(before, after)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert rows[0] == ["", "before", "after", "change"]
     assert rows[2] == ["valid_rate", "40.0 % [30.0 %, 50.0 %]", "87.5 % [80.0 %, 90.0 %]", "+47.5 points"]
     assert rows[3] == ["calls", "3", "5", "+2"] and rows[4] == ["loss", "0.25", "0.125", "-0.125"]
-    assert rows[5] == ["new", "–", "1", "–"]
+    assert rows[5] == ["new", "–", "1", "–"] and rows[6] == ["win_rate", "–", "–", "–"]
     assert len({len(line) for line in text.splitlines()}) == 1
