@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# processes of one thread each: models this small are slower on more threads
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: train test test-slow test-kernels lint venv venv-dev tiny clean
 
@@ -10,17 +13,17 @@ train: venv
 	$(PY) train_grpo.py
 
 test: venv-dev
-	$(PY) -m pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 	$(MAKE) test-kernels
 
 # the Triton kernels, run by Triton's interpreter on a machine without a GPU
 test-kernels: venv-dev
-	TRITON_INTERPRET=1 $(PY) -m pytest -q tests/test_linear_logp.py tests/test_clip_loss.py tests/test_decode.py \
+	TRITON_INTERPRET=1 $(PYTEST) tests/test_linear_logp.py tests/test_clip_loss.py tests/test_decode.py \
 		tests/test_sampler_shared.py tests/test_train_interpreted.py
 
 # learning runs of more than three minutes each
 test-slow: venv-dev
-	$(PY) -m pytest -q -m slow
+	$(PYTEST) -m slow
 
 lint: venv-dev
 	$(PY) -m ruff check .
