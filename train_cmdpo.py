@@ -79,7 +79,7 @@ class Config:
         "modpo",
         "cdpo_constrained",
     ] = "cmdpo"  # preference.py has the equations
-    beta: float = 0.1  # scale of log-ratios; CM-DPO
+    beta: float = 1.0  # scale of log-ratios; CM-DPO 0.1 on 8B
     gamma: float = 1.5  # weight of the margin; CM-DPO
     alpha: float = 0.3  # weight of the soft term; CM-DPO
     margin: Literal[pairs.MARGINS] = "normalised"  # where the margin comes from, see pairs.margins
@@ -104,7 +104,7 @@ class Config:
     dual_split: str = "tiny/val"  # C-DPO: instances that they are for
     # optimizer
     sft_lr: float = 2e-3  # peak learning rate; CM-DPO 2e-5 on 8B
-    lr: float = 5e-5  # peak learning rate; CM-DPO 5e-7 on 8B
+    lr: float = 2e-4  # peak learning rate; CM-DPO 5e-7 on 8B
     warmup: float = 0.1  # share of a stage's updates
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     lr_floor: float = 0.1  # share of lr left at the end

@@ -13,7 +13,6 @@ PAPER = {  # valid and LLM win in percent, of 703 real requests: another world, 
     "ungated": ("", ""), "anchored": ("", "61.6"), "syn": ("", "43.3"), "dpo": ("", ""),
     "best_of_8.constraints": ("64.6", ""), "best_of_8.oracle": ("64.6", ""), "best_of_8.rubric": ("46.1", ""),
 }  # fmt: skip
-RATES = ("valid_rate", "win_rate")
 
 
 def show(values: list[float]) -> str:
@@ -27,10 +26,17 @@ def main(folder: Path) -> None:
     for path in sorted(folder.glob("*/best_of_8.*/results.json")):
         if path.parent.name in PAPER:
             found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
-    print("| row | seeds | valid, % | valid and preferred, % | paper: valid, % | LLM win, % |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print(
+        "| row | seeds | valid, % | preferred, % of the valid | valid and preferred, % "
+        "| paper: valid, % | LLM win, % |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for row in [name for name in PAPER if name in found]:
-        cells = [show([results["strict"][rate]["value"] for results in found[row]]) for rate in RATES]
+        valid, win = (
+            show([results["strict"][rate]["value"] for results in found[row]])
+            for rate in ("valid_rate", "win_rate")
+        )
+        cells = [valid, show([results["judges"]["rubric"]["win_rate"] for results in found[row]]), win]
         paper = [text or "–" for text in PAPER[row]]
         print(f"| {row} | {len(found[row])} | {' | '.join([*cells, *paper])} |")
 

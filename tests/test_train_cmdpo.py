@@ -404,4 +404,4 @@ def test_the_default_run_learns_to_keep_the_budget(tmp_path):
     summary = train_cmdpo.main(train_cmdpo.Config(model=str(TINY), out=str(tmp_path / "run"), seed=5))
     before, after = summary["before"], summary["after"]
     assert before["pass_rate"] > 0.35 and before["decode_rate"] > 0.95, summary
-    assert after["pass_rate"] > before["pass_rate"] + 0.1 and after["decode_rate"] > 0.85, summary
+    assert after["pass_rate"] >= before["pass_rate"] + 0.2 and after["decode_rate"] > 0.85, summary
