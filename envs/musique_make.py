@@ -20,80 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 
-FIRST = (
-    *(
-        "Ada",
-        "Ben",
-        "Cora",
-        "Dan",
-        "Elsa",
-        "Finn",
-        "Gina",
-        "Hugo",
-        "Ida",
-        "Jon",
-        "Kira",
-        "Leo",
-        "Mona",
-        "Nils",
-    ),
-    *("Olga", "Paul", "Rosa", "Sam", "Tess", "Uma", "Vera", "Walt", "Xena", "Yuri", "Zoe", "Amos", "Bela"),
-    *("Carl", "Dora", "Egon", "Fay", "Gus", "Hana", "Ivan", "June", "Karl", "Lena", "Max", "Nora", "Otto"),
+FIRST = tuple(
+    (
+        "Ada Ben Cora Dan Elsa Finn Gina Hugo Ida Jon Kira Leo Mona Nils Olga Paul Rosa Sam Tess Uma Vera "
+        "Walt Xena Yuri Zoe Amos Bela Carl Dora Egon Fay Gus Hana Ivan June Karl Lena Max Nora Otto"
+    ).split()
 )
-LAST = (
-    *(
-        "Abbot",
-        "Barlow",
-        "Cross",
-        "Dunn",
-        "Ellis",
-        "Frost",
-        "Grant",
-        "Hale",
-        "Irwin",
-        "Joyce",
-        "Kemp",
-        "Lowe",
-    ),
-    *("Marsh", "Nash", "Owens", "Price", "Quinn", "Reed", "Stone", "Tate", "Upton", "Vance", "Webb", "Yates"),
-    *("Ashby", "Brook", "Clay", "Drake", "Eaton", "Field", "Gale", "Hyde", "Kirk", "Lane", "Moss", "Noble"),
-    *("Parr", "Rhodes", "Sharp", "Thorn", "Vaughn", "Wells", "York", "Bishop", "Carver", "Dyer", "Fuller"),
+LAST = tuple(
+    (
+        "Abbot Barlow Cross Dunn Ellis Frost Grant Hale Irwin Joyce Kemp Lowe Marsh Nash Owens Price Quinn "
+        "Reed Stone Tate Upton Vance Webb Yates Ashby Brook Clay Drake Eaton Field Gale Hyde Kirk Lane Moss "
+        "Noble Parr Rhodes Sharp Thorn Vaughn Wells York Bishop Carver Dyer Fuller"
+    ).split()
 )
-STEMS = (
-    *(
-        "Nor",
-        "Sul",
-        "Est",
-        "Wen",
-        "Hol",
-        "Bar",
-        "Cal",
-        "Dun",
-        "Fer",
-        "Gan",
-        "Kel",
-        "Lor",
-        "Mar",
-        "Pel",
-        "Ros",
-    ),
-    *(
-        "Tal",
-        "Ven",
-        "Wil",
-        "Yar",
-        "Zel",
-        "Ald",
-        "Bre",
-        "Cor",
-        "Dra",
-        "Elm",
-        "Fen",
-        "Gil",
-        "Har",
-        "Ist",
-        "Jun",
-    ),
+STEMS = tuple(
+    (
+        "Nor Sul Est Wen Hol Bar Cal Dun Fer Gan Kel Lor Mar Pel Ros Tal Ven Wil Yar Zel Ald Bre Cor Dra Elm "
+        "Fen Gil Har Ist Jun"
+    ).split()
 )
 ENDS = {
     "town": ("wick", "ham", "ford", "port", "stead"),
