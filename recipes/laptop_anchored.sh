@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Anchored GRPO's claims on a laptop CPU, built-in world and model, three seeds each: untrained, SFT on imputed
-# traces, constraint-only, score, ungated, anchored, syn-anchored, anchored DPO, Best-of-8.
+# traces, constraint-only, score, anchored, syn-anchored, anchored DPO, Best-of-8.
 #   recipes/laptop_anchored.sh                 all of it; what is there already is not made again
 #   SEEDS="0" ROWS="sft anchored" recipes/laptop_anchored.sh                       some of it
 #   recipes/laptop_anchored.sh table           only the table of what is there
@@ -11,8 +11,8 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs/laptop_anchored}
 SEEDS=${SEEDS:-0 1 2}
-ROWS=${ROWS:-untrained sft constraint score ungated anchored syn dpo best_of_8}
-STEPS=${STEPS:-36}
+ROWS=${ROWS:-untrained sft constraint score anchored syn dpo best_of_8}  # and ungated
+STEPS=${STEPS:-30}
 REQUESTS=${REQUESTS:-256}
 
 measure() {  # folder, flags
@@ -33,7 +33,7 @@ row() {  # row, seed
             [ -e "$RUNS/traces.jsonl" ] ||
                 "$PYTHON" -m envs.triptailor_traces traces --out "$RUNS/traces.jsonl"
             [ -e "$at/summary.json" ] || "$PYTHON" train_cmdpo.py --stage sft --model assets/tiny --seed "$2" \
-                --data "$RUNS/traces.jsonl" --sft_epochs 1 --sft_lr 1e-3 --max_tokens 1200 --eval_n 0 --out "$at"
+                --data "$RUNS/traces.jsonl" --sft_epochs 1 --sft_lr 1e-4 --max_tokens 1200 --eval_n 0 --out "$at"
             measure "$at" --model "$at/model" --seed "$2"
             ;;
         syn)  # the constraint-only model's plans that pass take the place of the references
@@ -48,7 +48,7 @@ row() {  # row, seed
             [ -e "$at.pairs.jsonl" ] ||
                 "$PYTHON" -m envs.triptailor_traces pairs --run "$at.plans" --out "$at.pairs.jsonl"
             [ -e "$at/summary.json" ] || "$PYTHON" train_cmdpo.py --stage pref --loss dpo --model assets/tiny \
-                --data "$at.pairs.jsonl" --seed "$2" --max_tokens 1200 --eval_n 0 --out "$at"
+                --data "$at.pairs.jsonl" --epochs 3 --seed "$2" --max_tokens 1200 --eval_n 0 --out "$at"
             measure "$at" --model "$at/model" --seed "$2"
             ;;
         best_of_8)
