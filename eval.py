@@ -99,7 +99,7 @@ class Config:
     critic_tokens: int = 1024  # of one critique
     critic_total: int = 16384  # of its prompt and critique; never more than the critic has positions
     # an agent behind an endpoint: nanoplan/agents.py
-    method: Literal["tools", "direct", "react", "reflexion", "refine"] = "tools"  # how it is asked
+    method: Literal["tools", "direct", "react", "reflexion", "refine", "workflow"] = "tools"  # how to ask it
     reviewer: str = ""  # second model, for reflexion and refine; empty = the agent
     rounds: int = 3  # reflexion: attempts; refine: revisions; at most
     oracle_feedback: bool = False  # reflexion is told whether an attempt failed: not a fair row of a table

@@ -11,6 +11,7 @@ import json
 import math
 import random
 from bisect import bisect_left, bisect_right
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -202,6 +203,18 @@ class TripTailor(Env):
         """What the request's files hand out: "given_info_data", else "infomation"; None without either."""
         split, _, pid = self.task.id.rpartition("/")
         return self.data.information(split, int(pid), **({"sources": sources} if sources else {}))
+
+    def direct_messages(self) -> list[Message]:
+        """The request with its candidates in one prompt. Raises ValueError where no file hands them out."""
+        from envs.triptailor_workflow import direct_messages  # it reads this file
+
+        return direct_messages(self)
+
+    def workflow(self, seed: int) -> Generator[list[Message], str, str]:
+        """The official pipeline: yields questions, is sent replies, returns the answer's text."""
+        from envs.triptailor_workflow import workflow
+
+        return workflow(self, seed=seed)
 
     def official_score(self) -> triptailor_official.Score | None:
         """The final answer by the benchmark's evaluator; None where the folder has no information for the

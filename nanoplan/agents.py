@@ -6,6 +6,7 @@
     reflexion  react; the model judges its answer, says what to do better and tries again (arXiv:2303.11366)
     refine     a drafter and a critic in the manner of LRPlan (Findings of EMNLP 2025): the critic lists what
                the request demands and checks each draft against the list, the drafter revises
+    workflow   the benchmark's own pipeline: a program searches, the model chooses (TripTailor)
 
 The model is an llm.Endpoint, or whatever has its `chat`. An episode is its messages; no ids, no log-probs: an
 agent that is measured, never trained. Prompts and limits are ours; no paper's prompts are used. No method
@@ -118,13 +119,16 @@ def play(
     seed_of   seed of (id, trial); a reply is cached under it
     workers   runs at once
     progress  called with each run when it is over, in order
-    raises    ValueError for direct questions to a world that has no prompt without tools
+    raises    ValueError for direct questions to a world that has no prompt without tools, and for a workflow
+              where the world has none
     """
     for env in envs[:1]:
         if method == "direct" and env.tools and not hasattr(env, "direct_messages"):
             raise ValueError(
                 "method=direct asks without tools, which this world's prompt needs; use react or tools"
             )
+        if method == "workflow" and not hasattr(env, "workflow"):
+            raise ValueError("method=workflow is a pipeline, which this world lacks; use tools or react")
     runs = [Run(env.fork(), seed_of(env.task.id, t) % 2**31, t) for env in envs for t in range(trials)]
 
     def one(run: Run) -> Run:
@@ -153,7 +157,11 @@ def direct(setup: Setup, run: Run) -> None:
     if messages is None:
         return
     if hasattr(run.env, "direct_messages"):
-        messages = run.env.direct_messages()
+        try:
+            messages = run.env.direct_messages()
+        except Exception as error:
+            run.trajectory.stop = _error("direct", error)
+            return
     run.talks.append(messages)
     if (reply := _ask(setup, run, messages, [])) is not None:
         _step(run, reply.text, [])
@@ -212,7 +220,28 @@ def refine(setup: Setup, run: Run) -> None:
             return
 
 
-METHODS = {"tools": tools, "direct": direct, "react": react, "reflexion": reflexion, "refine": refine}
+def workflow(setup: Setup, run: Run) -> None:
+    """Each question is a talk of its own with all of total_tokens; the pipeline says how many there are."""
+    if _reset(run) is None:
+        return
+    pipeline, said = run.env.workflow(run.seed), None
+    while True:
+        try:
+            messages = pipeline.send(said)
+        except StopIteration as end:
+            _step(run, end.value, [])
+            return
+        except Exception as error:
+            run.trajectory.stop = _error("workflow", error)
+            return
+        run.talks.append(messages)
+        run.context = 0
+        if (reply := _ask(setup, run, messages, [])) is None:
+            return
+        said = reply.text.rpartition("</think>")[2].strip()
+
+
+METHODS = {method.__name__: method for method in (tools, direct, react, reflexion, refine, workflow)}
 
 
 def _reset(run: Run) -> list[Message] | None:

@@ -3,11 +3,17 @@
 import json
 
 import pytest
+from llm_server import LLMServer
+from toy import Counter
 
+import eval as script
 from envs import BENCHMARKS, trips
+from envs.base import Message
 from envs.triptailor_data import normal
 from envs.triptailor_plan import parse_plan
 from envs.triptailor_workflow import BATCH, direct_messages, hotel_options, numbers, ride_options, workflow
+from nanoplan.agents import Setup, play
+from nanoplan.rollout import Budget
 
 triptailor = BENCHMARKS["triptailor"]
 
@@ -109,3 +115,28 @@ def test_the_request_s_pool_holds_in_the_workflow(world):
         answer, _ = run(env, draft)
         env.step(answer, [])
         assert env.verify().checks["within_sandbox"]
+
+
+def test_an_endpoint_is_measured_by_the_workflow_and_directly(world, tmp_path):
+    # Catches: a pipeline that no command reaches, questions that share a talk, a missing file that ends all.
+    def reply(body):
+        assert "tools" not in body and len(body["messages"]) == 2
+        system, user = body["messages"]
+        return draft([Message("system", system["content"]), Message("user", user["content"])])
+
+    with LLMServer(reply) as server:
+        flags = {"bench": "triptailor", "data": str(world), "agent": f"{server.url}#m?retries=0", "n": 3}
+        results = script.main(script.Config(out=str(tmp_path / "w"), method="workflow", **flags))
+        asked = len(server.bodies)
+        direct = script.main(script.Config(out=str(tmp_path / "d"), method="direct", **flags))
+        flags |= {"split": "train", "n": 1}
+        nothing = script.main(script.Config(out=str(tmp_path / "n"), method="direct", **flags))
+    assert results["strict"]["within_sandbox"]["value"] == results["strict"]["decode_rate"]["value"] == 1.0
+    assert results["per_plan"]["turns"]["value"] * 3 == asked > 3 * 8
+    assert results["method"] == "workflow" and results["official"]["within_sandbox"]["value"] > 0
+    assert len(server.bodies) == asked + 3 and direct["counts"]["parse_failures"] == 3
+    assert nothing["counts"]["env_errors"] == 1
+    items = (tmp_path / "n" / "items.jsonl").read_text()
+    assert "error: direct: ValueError: train/2: no given_info_data" in items
+    with pytest.raises(ValueError, match="a pipeline, which this world lacks"):
+        play(Setup(None, Budget(1, 1, 1, 1)), "workflow", [Counter()], seed_of=lambda *_: 0)
