@@ -84,15 +84,21 @@ def metrics(found: dict) -> str:
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = []
     for name in names:
-        share = not name.startswith(COUNTS)
+        share = not (name.startswith(COUNTS) or name.endswith(".plans"))
         rows.append([name, *(number(column.get(name), share=share) for column in columns.values())])
     return log.table(["benchmark's own", *columns], rows) if rows else ""
 
 
 def _leaves(numbers: dict, prefix: str = "") -> list[tuple[str, float]]:
-    """Every number below, with its path as "a.b"; lists are left to results.json."""
+    """Every number below, with its path as "a.b". Of a list of numbers the first, which is the reported one;
+    a list of rows is told apart by their first column."""
     found = []
     for name, value in numbers.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            by = next(iter(value[0]))
+            value = {str(row[by]): {key: row[key] for key in row if key != by} for row in value}
+        elif isinstance(value, list) and value:
+            value = value[0]
         if isinstance(value, dict):
             found += _leaves(value, f"{prefix}{name}.")
         elif isinstance(value, (int, float)):

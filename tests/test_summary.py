@@ -90,11 +90,14 @@ def test_a_comparison_averages_trials_and_pairs_by_request():
 
 
 def test_the_report_prints_what_is_known_and_dashes_for_the_rest():
-    # Catches: a table that fails on a run without official scores, seconds or strata; shares in no percent.
+    # Catches: a table that fails on a run without official scores, seconds or strata; shares in no percent,
+    # 6,900 % plans; routes and rows by number of calls that only results.json has.
     about = {"bench": "x", "split": "test", "data": "d", "options": ["shots=0"], "model": "m", "adapter": ""}
     about |= {"agent": "", "method": "tools", "outputs": "", "judge": None, "judges": {}}
     items = [item("a", True, stratum="easy", seconds=1.5, official={"pass": True}), item("b", False)]
     found = {"official": {"delivery": 0.5}, "strict": {"delivery": 1.0, "effort": {"calls": 7.5}}}
+    found["strict"] |= {"route": {"ratio": [1.25, 9.0, None]}, "empty": []}
+    found["strict"]["valid_by_calls"] = [{"calls": 5, "plans": 69, "valid": 0.5}]
     full = report.table(about | summary.summarize(items) | {"metrics": found})
     for text in (
         "(shots=0): m",
@@ -104,6 +107,9 @@ def test_the_report_prints_what_is_known_and_dashes_for_the_rest():
         "delivery",
         "50.0 %",
         "effort.calls",
+        "1.25",
+        "69.00",
+        "valid_by_calls.5.valid",
     ):
         assert text in full or text in full.replace("strict.", ""), text
     bare = report.table(about | summary.summarize([item("a", True)]) | {"metrics": {}})
