@@ -28,7 +28,7 @@ test-slow: venv-dev
 lint: venv-dev
 	$(PY) -m ruff check .
 
-# makes assets/tiny again from nothing (about a quarter of an hour on two quiet cores)
+# makes assets/tiny again from nothing (about half an hour on two cores)
 tiny: venv
 	$(PY) assets/make_tiny.py --out assets/tiny
 
