@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Caddie's claims on a laptop CPU, built-in world and models, three seeds: no critic, a prompted one, the trained one
 # with N = 1 and 5, the appendix's rewards, self-call against windowed, a fixed-step sweep, transfer to a second
-# agent of another size, a critic trained for that agent, and one for an agent that GRPO trained (appendix E).
+# agent of another size and to one that GRPO trained (appendix E), and critics trained for these.
 #   recipes/laptop_critic.sh                 all of it; a row that is there already is not run again
 #   SEEDS=0 ROWS="n1 n5" recipes/laptop_critic.sh            some of it
 #   recipes/laptop_critic.sh table           only the table of what is there
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs/laptop_critic}
 SEEDS=${SEEDS:-0 1 2}
-ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo}
+ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo_transfer grpo}
 OTHER=$RUNS/agent2
 TRAINED=$RUNS/agent_grpo
 
@@ -27,6 +27,7 @@ flags() {  # of a row
         step*) echo "--steps 0 --model $2/n1/model --eval_protocol step:${1#step}" ;;
         transfer) echo "--steps 0 --model $2/n1/model --agent $OTHER" ;;
         own) echo "--agent $OTHER" ;;
+        grpo_transfer) echo "--steps 0 --model $2/n1/model --agent $TRAINED/model" ;;
         grpo) echo "--agent $TRAINED/model" ;;
     esac
 }
@@ -46,17 +47,4 @@ if [ "${1:-}" != table ]; then
         done
     done
 fi
-"$PYTHON" - "$RUNS" $SEEDS <<'PYTHON'
-import json, sys
-from pathlib import Path
-
-runs, seeds = Path(sys.argv[1]), sys.argv[2:]
-print("| row | no critic | untrained critic | trained critic |\n|---|---|---|---|")
-for row in sorted({path.parent.name for path in runs.glob("*/*/summary.json")}):
-    cells = []
-    for when, name in (("before", "success_no_critic"), ("before", "success"), ("after", "success")):
-        found = [runs / seed / row / "summary.json" for seed in seeds]
-        values = [(json.loads(p.read_text())[when] or {}).get(name) for p in found if p.exists()]
-        cells.append(", ".join(f"{100 * v:.1f}" for v in values if v is not None) or "-")
-    print(f"| {row} | " + " | ".join(cells) + " |")
-PYTHON
+"$PYTHON" recipes/laptop_critic_table.py "$RUNS"

@@ -113,3 +113,52 @@ def test_recipes_say_what_they_make_and_cost():
         text = recipe.read_text()
         assert text.startswith("#!/usr/bin/env bash\n# ") and os.access(recipe, os.X_OK), recipe
         assert max(map(len, text.splitlines())) <= 120, recipe
+
+
+def rates(**values) -> dict:
+    return {name: {"value": value} for name, value in values.items()}
+
+
+TABLES = {  # of the laptop recipes: the files of two seeds of a row, and the row
+    "anchored": (
+        "sft/eval/results.json",
+        [
+            {"strict": rates(valid_rate=valid, win_rate=0.25), "judges": {"rubric": {"win_rate": 0.5}}}
+            for valid in (0.5, 0.4)
+        ],
+        "| sft | 2 | 45.0 ± 5.0 | 50.0 ± 0.0 | 25.0 ± 0.0 | – | 39.5 |",
+    ),
+    "cmdpo": (
+        "edit_dpo/summary.json",
+        [
+            {
+                "before": {"pass_rate": 0.5},
+                "after": {"pass_rate": after, "decode_rate": 1.0, "soft_score": 0.1},
+                "seconds": 60,
+            }
+            for after in (0.7, 0.8)
+        ],
+        "| edit_dpo | 2 | 75.0 ± 5.0 | 100.0 ± 0.0 | 0.100 ± 0.000 | +25.0 | 1.0 | 78.3 |",
+    ),
+    "critic": (
+        "n1/summary.json",
+        [
+            {"before": {"success_no_critic": 0.05, "success_untrained": 0.1}, "after": {"success": after}}
+            for after in (0.4, 0.5)
+        ],
+        "| n1 | 2 | 5.0 ± 0.0 | 10.0 ± 0.0 | 45.0 ± 5.0 | +40.0 | 25.31 |",
+    ),
+}
+
+
+@pytest.mark.parametrize("paper", TABLES)
+def test_a_laptop_table_shows_the_mean_and_half_the_spread(paper, tmp_path, capsys):
+    # Catches: a table that stops at a row which is only half there, or subtracts the wrong way round.
+    path, files, row = TABLES[paper]
+    for seed, content in enumerate(files):
+        place = tmp_path / str(seed) / path
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(content))
+    table = runpy.run_path(str(ROOT / "recipes" / f"laptop_{paper}_table.py"))
+    table["main"](tmp_path)
+    assert capsys.readouterr().out.splitlines()[2:] == [row]

@@ -1,0 +1,38 @@
+"""The table of recipes/laptop_critic.sh: mean over seeds and, behind +-, half the spread between them.
+
+python recipes/laptop_critic_table.py runs/laptop_critic
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+PAPER = {  # points over no critic on MuSiQue with attached passages, tables 1 and 5; another world and models
+    "n1": 25.31, "n5": "", "gumbel": "", "nocritic": "", "self": "", "review": "", "checklist": "",
+    "selfcall": "", "step1": "", "step2": "", "step3": "", "transfer": "", "own": "", "grpo_transfer": 2.00,
+    "grpo": 13.88,
+}  # fmt: skip
+COLUMNS = (("before", "success_no_critic"), ("before", "success_untrained"), ("after", "success"))
+
+
+def show(values: list[float]) -> str:
+    return f"{100 * statistics.fmean(values):.1f} ± {50 * (max(values) - min(values)):.1f}" if values else "–"
+
+
+def main(folder: Path) -> None:
+    found: dict[str, list[dict]] = {}  # row -> summaries of its seeds
+    for path in sorted(folder.glob("*/*/summary.json")):
+        found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    print("| row | seeds | no critic, % | critic at the start, % | trained, % | points | paper's points |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for row in [name for name in PAPER if name in found]:
+        columns = [[s[when][name] for s in found[row] if s[when]] for when, name in COLUMNS]
+        alone, last = columns[0], columns[2] or columns[1]  # what is only measured has no last column
+        gain = 100 * (statistics.fmean(last) - statistics.fmean(alone))
+        cells = " | ".join(map(show, columns))
+        print(f"| {row} | {len(found[row])} | {cells} | {gain:+.1f} | {PAPER[row] or '–'} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
