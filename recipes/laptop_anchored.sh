@@ -5,7 +5,8 @@
 #   SEEDS="0" ROWS="sft anchored" recipes/laptop_anchored.sh                       some of it
 #   recipes/laptop_anchored.sh table           only the table of what is there
 # A row is a folder runs/laptop_anchored/SEED/ROW; every row is measured on the same held-out requests, one plan
-# each, sampled at temperature 1. GRPO rows run STEPS steps of train_grpo.py's defaults.
+# each, sampled at temperature 1. GRPO rows run STEPS steps of train_grpo.py's defaults. A seed took 26 minutes of one
+# core (docs/results.md); SEEDS=0, 1 and 2 can run beside each other.
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
