@@ -77,6 +77,7 @@ class Config:
     total_tokens: int = 1200  # all tokens of an episode
     max_rows: int = 5  # rows per tool result; triptailor
     hours: bool = False  # whether sights come with their opening hours; triptailor
+    top_k: int = 2  # passages of a search; musique
     rows: int = 0  # rows decoded at once per rank; 0 = all episodes of the step
     workers: int = 0  # threads for tools and judges; 0 = between steps, which keeps runs bit for bit
     temperature: float = 1.0  # of sampling and of the log-probs in the loss
@@ -174,7 +175,9 @@ def requests(cfg: Config) -> tuple[list[Env], list[Env]]:
     """Requests to train on, and held out. Raises ValueError if the reward compares with plans that no request
     has."""
     data = Path(cfg.data) if cfg.data else BUILTIN[cfg.env]()
-    options = {"max_rows": cfg.max_rows, "hours": cfg.hours} if cfg.env == "triptailor" else {}
+    options = {
+        "triptailor": {"max_rows": cfg.max_rows, "hours": cfg.hours}, "musique": {"top_k": cfg.top_k}
+    }.get(cfg.env, {})  # fmt: skip
     load, (learn, hold) = BENCHMARKS[cfg.env].load, SPLITS[cfg.env]
     train = load(learn, data, **options)
     held_out = load(hold, data, n=cfg.eval_n, seed=0, **options) if cfg.eval_n else []
