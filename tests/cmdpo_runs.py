@@ -23,8 +23,8 @@ from nanoplan import dist, weights
 from nanoplan.chat import Chat
 from nanoplan.evaluate import write_lines
 
-TINY = {"eval_n": 0, "sft_epochs": 1, "sft_batch": 4, "batch": 4, "lr": 2e-3, "warmup": 0.0, "save_every": 1}
-TINY |= {"max_tokens": 400, "micro_tokens": 800, "lora_alpha": 16.0, "rows": 4}
+TINY = {"eval_n": 0, "sft_epochs": 1, "sft_batch": 4, "batch": 4, "lr": 2e-3, "beta": 0.1, "warmup": 0.0}
+TINY |= {"max_tokens": 400, "micro_tokens": 800, "lora_alpha": 16.0, "rows": 4, "save_every": 1}
 WORDS = "plan hotel flight day budget price dear cheap city train museum river".split()
 
 
