@@ -10,15 +10,13 @@ passages go to passages_SPLIT.jsonl for `python -m envs.musique serve`.
 """
 
 import argparse
-import contextlib
-import hashlib
 import json
-import os
 import random
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
+
+from envs.builtin import made_once
 
 FIRST = tuple(
     (
@@ -326,18 +324,8 @@ def build(
 
 
 def builtin() -> Path:
-    """The folder of the world that the scripts use without --data, made on first use: BUILTIN. Its name holds
-    a digest of this file, so that another version makes another folder; processes that make it at once write
-    the same bytes."""
-    digest = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=4).hexdigest()
-    folder = Path(__file__).resolve().parents[1] / ".cache" / f"musique-{digest}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-            build(Path(draft) / "world", **BUILTIN)
-            with contextlib.suppress(OSError):  # another process was first
-                os.rename(Path(draft) / "world", folder)
-    return folder
+    """The folder of the world that the scripts use without --data: BUILTIN."""
+    return made_once("musique", [Path(__file__)], lambda folder: build(folder, **BUILTIN))
 
 
 def _all_passages(world: World, seed: int, split: str, sentences: int):

@@ -13,15 +13,13 @@ which holds all seven constraints and can be beaten: it ignores prices and some 
 """
 
 import argparse
-import hashlib
 import json
-import os
 import random
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from envs.builtin import made_once
 from envs.trip_planner import Options, plan_cost, plan_request
 from envs.trip_tables import (
     CITIES,
@@ -332,25 +330,10 @@ def build(
 
 
 def builtin() -> Path:
-    """The folder of the world that the scripts use without --data, made on first use: seed 0, 6 cities, 3,000
-    train and 512 test requests. Its name holds a digest of the generator's source, so that another version
-    makes another folder; processes that make it at the same time write the same bytes."""
-    here = Path(__file__).resolve().parent
-    sources = b"".join(
-        (here / f"{name}.py").read_bytes() for name in ("trips", "trip_tables", "trip_planner")
-    )
-    digest = hashlib.blake2b(sources, digest_size=4).hexdigest()
-    folder = here.parent / ".cache" / f"trips-{digest}"
-    if not folder.exists():
-        folder.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-            build(Path(draft) / "world", seed=0, train=3000, test=512)
-            try:
-                os.rename(Path(draft) / "world", folder)
-            except OSError:  # another process was first
-                if not folder.exists():
-                    raise
-    return folder
+    """The folder of the world that the scripts use without --data: seed 0, 6 cities, 3,000 train and 512 test
+    requests."""
+    sources = [Path(__file__).with_name(f"{name}.py") for name in ("trips", "trip_tables", "trip_planner")]
+    return made_once("trips", sources, lambda folder: build(folder, seed=0, train=3000, test=512))
 
 
 def write_json(path: Path, content: list | dict) -> None:
