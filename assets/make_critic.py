@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from make_tiny import QUOTED, SPECIAL, TAGS, drill, encode, fit, write_folder
+from make_tiny import QUOTED, SPECIAL, TAGS, drill, encode, fit, prepare, shape
 
 import train_critic
 from envs import musique, musique_make
@@ -37,7 +36,8 @@ from nanoplan import config, weights
 from nanoplan.chat import Chat
 from nanoplan.critic import SelfCall
 from nanoplan.critique import critic_messages, read_critique
-from nanoplan.model import ModelConfig
+
+TINY = Path(__file__).parent / "tiny"
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,6 @@ PIECES = "|".join(
         r"\w",
     )
 )
-
-
-def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE whose merges stay inside PIECES; any text encodes."""
-    tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL) - len(TAGS), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    ))  # fmt: skip
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    return tokenizer
 
 
 # the scripted agent and critic
@@ -232,7 +215,10 @@ def main(cfg: Config) -> None:
     for name, folder, first, last in todo:
         if cfg.only in ("", name):
             if source is None:
-                source = prepare(folder, agent_talks[:1500] + critic_talks[:1500], cfg)
+                source = folder
+                folder.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(TINY / "chat_template.jinja", folder / "chat_template.jinja")
+                prepare(folder, agent_talks[:1500] + critic_talks[:1500], cfg, pieces=PIECES)
             elif source != folder:
                 shutil.copytree(
                     source, folder, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True
@@ -240,33 +226,12 @@ def main(cfg: Config) -> None:
             learn(folder, first, last, cfg, name, clock)
 
 
-def prepare(folder: Path, talks: list, cfg: Config) -> Path:
-    """Tokenizer, template and settings of a model folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).parent / "tiny" / "chat_template.jinja", folder / "chat_template.jinja")
-    write_folder(folder, train_tokenizer(["a"], 300), shape(300, cfg))  # a throw-away one, to render with
-    chat = Chat(folder)
-    texts = [chat.render(messages, tools, prompt=False) for messages, tools in talks]
-    tokenizer = train_tokenizer(texts, cfg.vocab_size)
-    write_folder(folder, tokenizer, shape(tokenizer.get_vocab_size(), cfg))
-    return folder
-
-
-def shape(vocab_size: int, cfg: Config) -> ModelConfig:
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM", vocab_size=vocab_size, hidden_size=cfg.hidden,
-        intermediate_size=3 * cfg.hidden, num_layers=cfg.layers, num_heads=cfg.heads,
-        num_kv_heads=cfg.kv_heads, head_dim=cfg.hidden // cfg.heads, max_positions=4096, rope_theta=1e4,
-        norm_eps=1e-6, tied=True, qk_norm=True,
-    )  # fmt: skip
-
-
 def begin(chat: Chat, cfg: Config):
     """A model with assets/tiny's blocks where it has that size, which can copy; the embedding is new, but for
     bytes, and has the scale of tiny's."""
     model = weights.init_model(shape(chat.num_ids, cfg), seed=cfg.seed)
     model.num_ids = chat.num_ids
-    own, tiny = dict(model.named_parameters()), weights.load_model(Path(__file__).parent / "tiny")
+    own, tiny = dict(model.named_parameters()), weights.load_model(TINY)
     if model.config.hidden_size != tiny.config.hidden_size or cfg.layers != tiny.config.num_layers:
         return model
     with torch.no_grad():

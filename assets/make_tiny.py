@@ -95,6 +95,35 @@ def train_tokenizer(texts: list[str], vocab_size: int, *, pieces: str = PIECES) 
     return tokenizer
 
 
+def shape(vocab_size: int, cfg, *, max_positions: int = 4096) -> ModelConfig:
+    """A small Qwen3 of the sizes in cfg: hidden, layers, heads, kv_heads."""
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM", vocab_size=vocab_size, hidden_size=cfg.hidden,
+        intermediate_size=3 * cfg.hidden, num_layers=cfg.layers, num_heads=cfg.heads,
+        num_kv_heads=cfg.kv_heads, head_dim=cfg.hidden // cfg.heads, max_positions=max_positions,
+        rope_theta=1e4, norm_eps=1e-6, tied=True, qk_norm=True,
+    )  # fmt: skip
+
+
+def prepare(
+    folder: Path, talks: list[tuple], cfg, *, pieces: str = PIECES, max_positions: int = 4096
+) -> Chat:
+    """Tokenizer and settings of a model folder that holds a chat template, and its chat.
+
+    talks  (messages, tools) of the conversations whose text the tokenizer learns from
+    cfg    vocab_size, and what `shape` reads
+    """
+    # the template needs a tokenizer to render with: a throw-away one first
+    write_folder(folder, train_tokenizer(["a"], 300, pieces=pieces), shape(300, cfg))
+    chat = Chat(folder)
+    texts = [chat.render(messages, tools, prompt=False) for messages, tools in talks]
+    tokenizer = train_tokenizer(texts, cfg.vocab_size, pieces=pieces)
+    write_folder(folder, tokenizer, shape(tokenizer.get_vocab_size(), cfg, max_positions=max_positions))
+    chat = Chat(folder)
+    chat.check()
+    return chat
+
+
 def write_folder(folder: Path, tokenizer: Tokenizer, model_config: ModelConfig) -> None:
     """Everything of an HF folder but the weights and the chat template."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -279,52 +308,27 @@ def main(cfg: Config) -> None:
     talks = conversations(cfg, triptailor.load("train", trips.builtin(), max_rows=5, hours=False))
     print(f"{len(talks)} conversations, {time.perf_counter() - clock:.0f} s", flush=True)
 
-    def model_config(vocab_size: int) -> ModelConfig:
-        return ModelConfig(
-            architecture="Qwen3ForCausalLM", vocab_size=vocab_size, hidden_size=cfg.hidden,
-            intermediate_size=3 * cfg.hidden, num_layers=cfg.layers, num_heads=cfg.heads,
-            num_kv_heads=cfg.kv_heads, head_dim=cfg.hidden // cfg.heads, max_positions=4096, rope_theta=1e4,
-            norm_eps=1e-6, tied=True, qk_norm=True,
-        )  # fmt: skip
-
-    # the template needs a tokenizer to render with: a throw-away one first
-    write_folder(out, train_tokenizer(["a"], 300), model_config(300))
-    chat = Chat(out)
-    texts = [chat.render(messages, tools, prompt=False) for messages, tools in talks[:2000]]
-    tokenizer = train_tokenizer(texts, cfg.vocab_size)
-    write_folder(out, tokenizer, model_config(tokenizer.get_vocab_size()))
-    chat = Chat(out)
-    chat.check()
-    encoded = [encode(chat, *talk) for talk in talks]
-    print(f"{chat.num_ids} ids in all, {time.perf_counter() - clock:.0f} s", flush=True)
-    grow(
-        cfg,
-        chat,
-        encoded,
-        model_config(chat.num_ids),
-        start=tokenizer.token_to_id("<|im_start|>"),
-        clock=clock,
-    )
+    grow(cfg, prepare(out, talks[:2000], cfg), talks, clock=clock)
 
 
-def grow(
-    cfg, chat: Chat, encoded: list[tuple], model_config: ModelConfig, *, start: int, clock: float
-) -> None:
+def grow(cfg, chat: Chat, talks: list[tuple], *, max_positions: int = 4096, clock: float) -> None:
     """Make the model from nothing: copy drills, then the conversations; into the chat's folder.
 
-    cfg      seed, drill_steps, drill_batch, steps, batch, and what `fit` reads
-    encoded  (ids, mask of the assistant's own) of each conversation, as `encode` gives them
-    start    id that begins a message
+    cfg    seed, drill_steps, drill_batch, steps, batch, and what `shape` and `fit` read
+    talks  (messages, tools) of each conversation
     """
+    encoded = [encode(chat, *talk) for talk in talks]
     num_ids = sum(len(ids) for ids, _ in encoded) / len(encoded)
     own = sum(sum(mask) for _, mask in encoded) / len(encoded)
     print(f"{num_ids:.0f} ids a conversation, {own:.0f} of them the assistant's", flush=True)
-    model = weights.init_model(model_config, seed=cfg.seed)
+    print(f"{chat.num_ids} ids in all, {time.perf_counter() - clock:.0f} s", flush=True)
+    model = weights.init_model(shape(chat.num_ids, cfg, max_positions=max_positions), seed=cfg.seed)
     model.num_ids = chat.num_ids
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
     rng = random.Random(cfg.seed)
     seen = Counter(id for ids, mask in encoded for id, own in zip(ids, mask, strict=True) if not own)
     words = sorted(id for id, _ in seen.most_common(600) if id > 255)
+    start = encoded[0][0][0]  # <|im_start|>
     fit(model, lambda: [drill(rng, words, start) for _ in range(cfg.drill_batch)], cfg,
         steps=cfg.drill_steps, floor=0.3, label="drills", clock=clock)  # fmt: skip
     order = itertools.cycle(encoded)

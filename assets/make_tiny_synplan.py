@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from make_tiny import encode, grow, train_tokenizer, write_folder
+from make_tiny import grow, prepare
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -23,8 +23,6 @@ from envs import synplan, synplan_travel
 from envs.base import Message
 from envs.synplan_verify import write_plan
 from nanoplan import config
-from nanoplan.chat import Chat
-from nanoplan.model import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Config:
     adam_lr: float = 4e-3  # embedding and norms
 
 
+MAX_POSITIONS = 2048  # of the model
 FIELDS = "items|name|type|flight|hotel|activity|day|stated_price|db_lookup_key"
 FIELDS += "|total_stated_cost|destinations_visited"
 # What may become one token, first match wins: JSON's skeleton in runs, so that a plan is little but choices.
@@ -72,34 +71,11 @@ def main(cfg: Config) -> None:
         instance = synplan.generate("travel", number, size="tiny", split="warm")
         rng = random.Random(f"{cfg.seed}/{number}")
         plan = write_plan(synplan_travel.careless(instance, rng), compact=True)
-        talks.append([*synplan.messages(instance), Message("assistant", plan)])
+        talks.append(([*synplan.messages(instance), Message("assistant", plan)], ()))
     print(f"{len(talks)} plans, {time.perf_counter() - clock:.0f} s", flush=True)
 
-    def model_config(vocab_size: int) -> ModelConfig:
-        return ModelConfig(
-            architecture="Qwen3ForCausalLM", vocab_size=vocab_size, hidden_size=cfg.hidden,
-            intermediate_size=3 * cfg.hidden, num_layers=cfg.layers, num_heads=cfg.heads,
-            num_kv_heads=cfg.kv_heads, head_dim=cfg.hidden // cfg.heads, max_positions=2048, rope_theta=1e4,
-            norm_eps=1e-6, tied=True, qk_norm=True,
-        )  # fmt: skip
-
-    # the template needs a tokenizer to render with: a throw-away one first
-    write_folder(out, train_tokenizer(["a"], 300), model_config(300))
-    chat = Chat(out)
-    texts = [chat.render(messages, prompt=False) for messages in talks[:3000]]
-    tokenizer = train_tokenizer(texts, cfg.vocab_size, pieces=PIECES)
-    write_folder(out, tokenizer, model_config(tokenizer.get_vocab_size()))
-    chat = Chat(out)
-    chat.check()
-    encoded = [encode(chat, messages, ()) for messages in talks]
-    grow(
-        cfg,
-        chat,
-        encoded,
-        model_config(chat.num_ids),
-        start=tokenizer.token_to_id("<|im_start|>"),
-        clock=clock,
-    )
+    chat = prepare(out, talks[:3000], cfg, pieces=PIECES, max_positions=MAX_POSITIONS)
+    grow(cfg, chat, talks, max_positions=MAX_POSITIONS, clock=clock)
 
 
 if __name__ == "__main__":
