@@ -1,12 +1,12 @@
-"""The table of recipes/laptop_anchored.sh: mean over seeds and, behind +-, half the spread between them.
+"""The table of recipes/laptop_anchored.sh: mean over seeds and, behind ±, half the spread between them.
 
 python recipes/laptop_anchored_table.py runs/laptop_anchored
 """
 
-import json
-import statistics
 import sys
 from pathlib import Path
+
+from laptop_table import by_row, show
 
 PAPER = {  # valid and LLM win in percent, of 703 real requests: another world, model, judge; "" = not given
     "untrained": ("46.7", "45.4"), "sft": ("", "39.5"), "constraint": ("", "55.5"), "score": ("", "38.5"),
@@ -15,17 +15,8 @@ PAPER = {  # valid and LLM win in percent, of 703 real requests: another world, 
 }  # fmt: skip
 
 
-def show(values: list[float]) -> str:
-    return f"{100 * statistics.fmean(values):.1f} ± {50 * (max(values) - min(values)):.1f}"
-
-
 def main(folder: Path) -> None:
-    found: dict[str, list[dict]] = {}  # row -> results of its seeds
-    for path in sorted(folder.glob("*/*/eval/results.json")):
-        found.setdefault(path.parents[1].name, []).append(json.loads(path.read_text()))
-    for path in sorted(folder.glob("*/best_of_8.*/results.json")):
-        if path.parent.name in PAPER:
-            found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    found = by_row(folder, "eval/results.json") | by_row(folder, "results.json")  # the latter of best_of_8
     print(
         "| row | seeds | valid, % | preferred, % of the valid | valid and preferred, % "
         "| paper: valid, % | LLM win, % |"

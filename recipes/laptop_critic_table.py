@@ -1,12 +1,13 @@
-"""The table of recipes/laptop_critic.sh: mean over seeds and, behind +-, half the spread between them.
+"""The table of recipes/laptop_critic.sh: mean over seeds and, behind ±, half the spread between them.
 
 python recipes/laptop_critic_table.py runs/laptop_critic
 """
 
-import json
 import statistics
 import sys
 from pathlib import Path
+
+from laptop_table import by_row, show
 
 PAPER = {  # points over no critic on MuSiQue with attached passages, tables 1 and 5; another world and models
     "n1": 25.31, "n5": "", "gumbel": "", "nocritic": "", "self": "", "review": "", "checklist": "",
@@ -16,14 +17,8 @@ PAPER = {  # points over no critic on MuSiQue with attached passages, tables 1 a
 COLUMNS = (("before", "success_no_critic"), ("before", "success_untrained"), ("after", "success"))
 
 
-def show(values: list[float]) -> str:
-    return f"{100 * statistics.fmean(values):.1f} ± {50 * (max(values) - min(values)):.1f}" if values else "–"
-
-
 def main(folder: Path) -> None:
-    found: dict[str, list[dict]] = {}  # row -> summaries of its seeds
-    for path in sorted(folder.glob("*/*/summary.json")):
-        found.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
+    found = by_row(folder, "summary.json")
     print("| row | seeds | no critic, % | critic at the start, % | trained, % | points | paper's points |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for row in [name for name in PAPER if name in found]:

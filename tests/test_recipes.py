@@ -72,6 +72,15 @@ def calls_of(recipe: Path, arguments: list[str], tmp_path: Path) -> list[list[st
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
+def names_in(script: Path) -> dict:
+    """What a script defines, with its folder on the path as python has it."""
+    sys.path.insert(0, str(script.parent))
+    try:
+        return runpy.run_path(str(script))
+    finally:
+        sys.path.remove(str(script.parent))
+
+
 def read(call: list[str]) -> str:
     """Parse a call's flags as the script it starts does; returns the script."""
     if call[0] == "-m":
@@ -79,16 +88,10 @@ def read(call: list[str]) -> str:
         if hasattr(module, "Config"):
             config.from_flags(module.Config, call[2:])
         return call[1]
-    if call[0] == "-":  # a program that the recipe holds itself
-        return "-"
     at = next(i for i, word in enumerate(call) if word.endswith(".py"))
     script = ROOT / call[at]
     assert script.is_file(), call
-    sys.path.insert(0, str(script.parent))  # as python does
-    try:
-        names = runpy.run_path(str(script))
-    finally:
-        sys.path.remove(str(script.parent))
+    names = names_in(script)
     if "Config" in names:
         cfg = config.from_flags(names["Config"], call[at + 1 :])
         if call[at] == "eval.py":
@@ -159,6 +162,5 @@ def test_a_laptop_table_shows_the_mean_and_half_the_spread(paper, tmp_path, caps
         place = tmp_path / str(seed) / path
         place.parent.mkdir(parents=True)
         place.write_text(json.dumps(content))
-    table = runpy.run_path(str(ROOT / "recipes" / f"laptop_{paper}_table.py"))
-    table["main"](tmp_path)
+    names_in(ROOT / "recipes" / f"laptop_{paper}_table.py")["main"](tmp_path)
     assert capsys.readouterr().out.splitlines()[2:] == [row]
