@@ -385,8 +385,8 @@ def main(cfg: Config) -> dict:
 
     if held_out and state["before"] is None:
         state["before"] = measure()
-        shown = (f"{name} {state['before'][f'{name}_rate']:.3f}" for name in ("valid", "win")[: 1 + compared])
-        run.line(f"before: {', '.join(shown)}")
+        win = f", win {state['before']['win_rate']:.3f}" if compared else ""
+        run.line(f"before: valid {state['before']['valid_rate']:.3f}{win}")
 
     bar = run.bar(total=cfg.steps, start=state["step"])
     for step in range(state["step"] + 1, cfg.steps + 1):
@@ -457,8 +457,8 @@ def main(cfg: Config) -> dict:
     summary = {"before": state["before"], "after": measure() if held_out else None}
     summary["seconds"] = time.perf_counter() - started
     if held_out:
-        sampled = f"sampled at temperature {cfg.temperature:g}"
-        run.line(f"{len(held_out)} held-out requests, {sampled}{f', judge {judge.name}' if compared else ''}")
+        by = f", judge {judge.name}" if compared else ""
+        run.line(f"{len(held_out)} held-out requests, sampled at temperature {cfg.temperature:g}{by}")
         run.line(before_after(summary["before"], summary["after"]))
     run.summary(summary)
     run.close()
