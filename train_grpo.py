@@ -19,7 +19,7 @@ train split, of which the plans that pass every constraint are taken. --env trav
 
 Source: anchored comparative feedback (Anchored GRPO, NeurIPS 2026); what the paper leaves open is in
 docs/deviations.md. SFT on imputed traces and Anchored DPO are train_cmdpo.py's stages on data of
-nanoplan/traces.py; Best-of-N is eval.py's.
+envs/triptailor_traces.py; Best-of-N is eval.py's.
 """
 
 import contextlib
