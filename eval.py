@@ -8,6 +8,7 @@
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
     python eval.py --bench triptailor --outputs runs/e/items.jsonl --best_of 8 --out runs/best   # --trials 8
     python eval.py --bench musique --data DIR --model NAME --critic NAME --protocol self:3 --trials 8
+    python eval.py --sweep runs/step1 runs/step2 runs/step3   # of runs with --protocol step:K: success by K
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
     python eval.py --bench planbench --help         # the options of a benchmark, such as --shots
@@ -33,16 +34,29 @@ from tqdm import tqdm
 
 from envs import BENCHMARKS, synplan, travelplanner, trips, triptailor_metrics
 from envs.base import Env
-from nanoplan import advice, agents, config, dist, evaluate, log, lora, options, report, summary, weights
+from nanoplan import (
+    advice,
+    advice_judge,
+    agents,
+    config,
+    dist,
+    evaluate,
+    log,
+    lora,
+    options,
+    report,
+    summary,
+    weights,
+)
 from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
 from nanoplan.chat import Chat
 from nanoplan.critic import SelfCall, Writer, advised, parse_protocol, write_locally
 from nanoplan.judge import Judge
 from nanoplan.judge_stats import statistics
 from nanoplan.judges import open_judge
-from nanoplan.llm import EndpointError
+from nanoplan.llm import ChatModel, EndpointError
 from nanoplan.local import open_model
-from nanoplan.remote import write_remotely
+from nanoplan.remote import RemoteRollout, write_remotely
 from nanoplan.rollout import Budget, Episode, Rollout
 from nanoplan.sampler import Sampler
 
@@ -61,13 +75,14 @@ LIMITS = {  # of an episode, where a flag is left at none: of a --model, as in t
     "observation_tokens": (400, 4096),
     "total_tokens": (1200, 65536),
 }
+SERVERS = ("http://", "https://")  # how the address of a model behind an endpoint begins
 JUDGES = {"triptailor": ("rubric",)}  # where --judge is left empty
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # what a flag left at none means
 
 
 @dataclass(frozen=True)
 class Config:
-    # what is measured: one of model, agent, outputs, recompute, compare
+    # what is measured: one of model, agent, outputs, recompute, compare, sweep
     bench: str = ""  # name of the benchmark, as in envs.BENCHMARKS
     data: str = ""  # the benchmark's folder; triptailor: empty = the built-in world, made on first use
     split: str = "test"  # part of the benchmark
@@ -83,6 +98,7 @@ class Config:
     recompute: str = ""  # a folder of an earlier run: make results.json and the table from its files
     judge: tuple[str, ...] = ()  # rubric, http://HOST/v1#MODEL, local:FOLDER, rm:FOLDER; triptailor: rubric
     compare: tuple[str, ...] = ()  # two such folders A B: paired differences B - A
+    sweep: tuple[str, ...] = ()  # such folders, each with a critic after another turn: success by turn
     out: str = "runs/eval"  # folder of the results; an earlier run there is moved aside
     # sampling
     seed: int = 0  # of sampling and of bootstrap intervals
@@ -91,13 +107,14 @@ class Config:
     top_k: int | None = None  # ids among the k likeliest; none = 0, off
     min_p: float | None = None  # ids at least this share of the likeliest; none = 0, off
     generation_config: bool = False  # take those left at none from the model's generation_config.json
-    # a critic beside the --model: nanoplan/critic.py
+    # a critic beside the --model or --agent: nanoplan/critic.py
     critic: str = ""  # HF folder or hub name, or http://HOST/v1#MODEL; empty = none
     critic_adapter: str = ""  # LoRA adapter of the critic
     protocol: str = "self:3"  # when it speaks: self:3, window:1-10, prob:0.3:3, step:4
     style: Literal["advise", "review", "checklist"] = "advise"  # how it is asked; the last two are baselines
     critic_tokens: int = 1024  # of one critique
     critic_total: int = 16384  # of its prompt and critique; never more than the critic has positions
+    advice_judge: str = ""  # http://HOST/v1#MODEL or local:FOLDER labels the advice, beside the rules; H.2
     # an agent behind an endpoint: nanoplan/agents.py
     method: Literal["tools", "direct", "react", "reflexion", "refine", "workflow"] = "tools"  # how to ask it
     reviewer: str = ""  # second model, for reflexion and refine; empty = the agent
@@ -118,7 +135,7 @@ class Config:
 
 def check(cfg: Config) -> None:
     """Refuse flags that do not go together. Raises ValueError with what to change."""
-    sources = ("model", "agent", "outputs", "recompute", "compare")
+    sources = ("model", "agent", "outputs", "recompute", "compare", "sweep")
     given = [f"--{name}" for name in sources if getattr(cfg, name)]
     if len(given) != 1:
         found = " and ".join(given) or "nothing"
@@ -144,10 +161,16 @@ def check(cfg: Config) -> None:
             f"rows={cfg.rows}, workers={cfg.workers}, n={cfg.n}, trials={cfg.trials}, rounds={cfg.rounds}: "
             "wanted 1, 0, 0, 1, 1 or more"
         )
-    if cfg.critic and given[0] != "--model":
-        raise ValueError(f"critic={cfg.critic} is for a --model; here is {given[0]}")
-    if not cfg.critic and cfg.critic_adapter:
-        raise ValueError(f"critic_adapter={cfg.critic_adapter} without a --critic")
+    if cfg.critic and (given[0] not in ("--model", "--agent") or cfg.method != "tools"):
+        raise ValueError(
+            f"critic={cfg.critic} is for a --model, or for an --agent by method tools; here is {given[0]}, "
+            f"method {cfg.method}"
+        )
+    if cfg.critic and cfg.agent and not cfg.agent.startswith(SERVERS):
+        raise ValueError(f"agent={cfg.agent}: beside a --critic, give a model of this process as --model")
+    for name in ("critic_adapter", "advice_judge"):
+        if getattr(cfg, name) and not cfg.critic:
+            raise ValueError(f"{name}={getattr(cfg, name)} without a --critic")
     parse_protocol(cfg.protocol)
     if cfg.best_of < 0 or (given[0] != "--outputs" and (cfg.best_of or cfg.select != Config.select)):
         raise ValueError(f"best_of={cfg.best_of}, select={cfg.select}: wanted 1 or more, for --outputs alone")
@@ -255,8 +278,7 @@ def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
             episodes, said = [episode for group in groups for episode in group], []
     spent = time.perf_counter() - started
     items = score(episodes, judges, cfg)
-    for item, spoken in zip(items, said, strict=bool(said)):
-        item["notes"] = spoken["notes"]
+    add_notes(items, said)
     records = []
     for item, episode in zip(items, episodes, strict=True):
         item |= {"trial": episode.member, "seconds": seconds.get(episode)}
@@ -272,7 +294,15 @@ def run_model(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
     return cfg, items, records
 
 
-def play_advised(cfg: Config, rollout: Rollout, envs: list[Env]) -> tuple[list[Episode], list[dict]]:
+def add_notes(items: list[dict], said: list[dict]) -> None:
+    """What a critic said, into the items of the same episodes; nothing was said without one."""
+    for item, spoken in zip(items, said, strict=bool(said)):
+        item["notes"] = spoken["notes"]
+
+
+def play_advised(
+    cfg: Config, rollout: Rollout | RemoteRollout, envs: list[Env]
+) -> tuple[list[Episode], list[dict]]:
     """As evaluate.play, flat, with the critic beside the agent; and what it said: advice.items_of."""
     mine = [(env.fork(), trial) for env in envs[dist.rank() :: dist.world()] for trial in range(cfg.trials)]
     trials = [trial for _, trial in mine]
@@ -291,7 +321,7 @@ def play_advised(cfg: Config, rollout: Rollout, envs: list[Env]) -> tuple[list[E
 
 def writer_of(cfg: Config) -> Writer:
     """The critic as critic.advised calls it."""
-    if cfg.critic.startswith(("http://", "https://")):
+    if cfg.critic.startswith(SERVERS):
         endpoint = open_model(cfg.critic, cache=cfg.cache or None)
         endpoint.probe()
         return functools.partial(write_remotely, endpoint, max_tokens=cfg.critic_tokens)
@@ -328,6 +358,8 @@ def run_agent(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
     envs = load_requests(cfg, n=cfg.n or None)
     cfg, judges = judges_of(cfg, envs)
     open_out(cfg)
+    if cfg.critic:
+        return cfg, *run_agent_advised(cfg, endpoint, envs, judges)
 
     def seed_of(id: str, trial: int) -> int:
         return evaluate.trial_seed(cfg.seed, id, trial)
@@ -344,6 +376,29 @@ def run_agent(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
         record = {"id": run.env.task.id, "trial": run.trial, "stop": run.trajectory.stop}
         records.append(record | {"talks": talks})
     return cfg, items, records
+
+
+def run_agent_advised(
+    cfg: Config, endpoint: ChatModel, envs: list[Env], judges: list[Judge]
+) -> tuple[list[dict], list[dict]]:
+    """Items and talks of an agent behind an endpoint with a critic beside it. The server's tokens are known
+    of all episodes together, so items have none."""
+    rollout = RemoteRollout(endpoint, budget_of(cfg), temperature=cfg.temperature)
+    episodes, said = play_advised(cfg, rollout, envs)
+    items = score(episodes, judges, cfg)
+    add_notes(items, said)
+    records = []
+    for item, episode in zip(items, episodes, strict=True):
+        item |= {"trial": episode.member, "tokens_sampled": None, "tokens_observed": None}
+        talk = [dataclasses.asdict(message) for message in episode.history]
+        record = {"id": episode.env.task.id, "trial": episode.member, "stop": episode.trajectory.stop}
+        records.append(record | {"talks": [talk]})
+    usage = endpoint.usage
+    print(
+        f"the agent: {usage['calls']:.0f} queries, {usage['prompt_tokens']:.0f} tokens read, "
+        f"{usage['completion_tokens']:.0f} written, {usage['usd']:.2f} US dollars"
+    )
+    return items, records
 
 
 def score(episodes: list, judges: list[Judge], cfg: Config) -> list[dict]:
@@ -419,7 +474,10 @@ def advice_of(items: list[dict]) -> dict | None:
     rows = told(items)
     if not any("notes" in item for item in items):
         return None
-    return {"calls": advice.calls_table(rows), "kinds": advice.advice_table(rows)}
+    found = {"calls": advice.calls_table(rows), "kinds": advice.advice_table(rows)}
+    if same := advice.agreement(rows):
+        found |= {"kinds_judged": advice.advice_table(rows, judged=True), "agreement": same}
+    return found
 
 
 def told(items: list[dict]) -> list[dict]:
@@ -458,6 +516,25 @@ def compare(cfg: Config) -> dict:
     return differences
 
 
+def sweep(cfg: Config) -> list[dict]:
+    """Print and return success by the critic's turn, of result folders: Caddie's Table 7."""
+    by_step, first = {}, None
+    for folder in cfg.sweep:
+        stored, items = read_run(folder)
+        kind, _, step = (stored.get("protocol", "") if stored.get("critic") else "").partition(":")
+        if kind != "step" or int(step) in by_step:
+            raise ValueError(
+                f"sweep={folder}: wanted runs with a --critic and each another --protocol step:K"
+            )
+        by_step[int(step)], first = told(items), first or stored
+        for name in ("bench", "split", "data", "n", "trials", "model", "agent", "critic"):
+            if stored[name] != first[name]:
+                raise ValueError(f"sweep={folder}: {name}={stored[name]}, of the first {first[name]}")
+    rows = advice.sweep_table(by_step)
+    print(advice.as_table(rows))
+    return rows
+
+
 def read_run(folder: str) -> tuple[dict, list[dict]]:
     """config.json and items of a folder that this script wrote."""
     path = Path(folder) / "config.json"
@@ -469,22 +546,31 @@ def read_run(folder: str) -> tuple[dict, list[dict]]:
     return stored, evaluate.read_items(folder)
 
 
-def main(cfg: Config) -> dict:
-    """Measure, print the table, and return what results.json holds (with --compare: the differences)."""
+def main(cfg: Config) -> dict | list[dict]:
+    """Measure, print the table, and return what results.json holds (--compare: the differences, --sweep: the
+    table's rows)."""
     check(cfg)
     if cfg.compare:
         return compare(cfg)
+    if cfg.sweep:
+        return sweep(cfg)
     if cfg.recompute:
         out, (stored, items) = Path(cfg.recompute), read_run(cfg.recompute)
     else:
         dist.init(cfg.seed)
-        records = None
+        records, labeller = None, None
+        if cfg.advice_judge and dist.is_main():
+            labeller = open_model(cfg.advice_judge, cache=cfg.cache or None, device=dist.device())
+            labeller.probe()
         if cfg.outputs:
             cfg, items = run_outputs(cfg)
         else:
             cfg, items, records = run_model(cfg) if cfg.model else run_agent(cfg)
         out, stored = Path(cfg.out), dataclasses.asdict(cfg)
         if dist.is_main():
+            if labeller is not None:
+                for error in advice_judge.label(items, labeller)[:1]:
+                    print(f"some advice has no label: {error}")
             config.save(cfg, out)  # with what was in force
             evaluate.write_lines(out / "items.jsonl", items)
             if records is not None:

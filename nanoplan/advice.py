@@ -1,7 +1,7 @@
 """What advice was given, whether the agent took it, and what success there was: items in, tables out.
 
 An item is one episode as a plain dict; every number below is computed from items alone. The rules that say
-whether advice was followed are text rules of ours (Caddie H.2 used a judge).
+whether advice was followed are text rules of ours (Caddie H.2 used a judge: nanoplan/advice_judge.py).
 """
 
 import math
@@ -9,14 +9,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-from envs.base import Message
+from envs.base import Message, clip
 from nanoplan.critic import Note
-from nanoplan.critique import KIND_OF, advice_kind
+from nanoplan.critique import KIND_OF, advice_kind, text_of
 from nanoplan.log import table
 from nanoplan.rollout import Episode
 
 KINDS = ("search", "answer", "verify", "ask", "act", "other")
 FOLLOWED = ("exactly", "partly", "not")
+MAX_TURN_CHARS = 2000  # of the agent's next turn in an item; ours
 COMMON = frozenset(
     "a an the of for to in on at by with from and or is are was were be it its this that your you next then "
     "name query about information more".split()
@@ -27,7 +28,7 @@ def items_of(
     episodes: list[Episode], notes: list[list[Note]], *, trials: list[int] | None = None
 ) -> list[dict]:
     """One item for each episode: task, trial, success (None where the world or an endpoint failed), and each
-    critique with its kind and whether the agent's next turn followed it ("" if there was none)."""
+    critique with its kind, the agent's next turn and whether it followed ("" for both if there was none)."""
     items = []
     for i, (episode, said) in enumerate(zip(episodes, notes, strict=True)):
         broken, advice = episode.trajectory.broken, []
@@ -37,6 +38,7 @@ def items_of(
                 turn = next((m for m in episode.history[note.at :] if m.role == "assistant"), None)
                 row["kind"] = advice_kind(note.critique.advice)
                 row["followed"] = "" if turn is None else followed(note.critique.advice, turn)
+                row["next"] = "" if turn is None else clip(text_of(turn), MAX_TURN_CHARS)
             advice.append(row)
         success = None if broken else bool(episode.env.verify().passed)
         items.append({
@@ -143,17 +145,39 @@ def calls_table(items: list[dict]) -> list[dict]:
     ]
 
 
-def advice_table(items: list[dict]) -> list[dict]:
-    """H.2: well-formed advice by kind: its share, how it was followed, success of the episodes it was in."""
+def advice_table(items: list[dict], *, judged: bool = False) -> list[dict]:
+    """H.2: well-formed advice by kind: its share, how it was followed, success of the episodes it was in.
+
+    judged  by a model's labels (advice_judge.label) in place of the rules'; advice without one is left out
+    """
     pairs = [(note, item) for item in items for note in item["notes"] if not note["faults"]]
+    if judged:
+        pairs = [(note["judged"], item) for note, item in pairs if note.get("judged")]
     rows = []
     for kind in KINDS:
-        own = [(note, item) for note, item in pairs if note["kind"] == kind]
+        own = [(labels, item) for labels, item in pairs if labels["kind"] == kind]
         row = {"kind": kind, "advice": len(own), "share": len(own) / max(1, len(pairs))}
-        known = [note["followed"] for note, _ in own if note["followed"]]
+        known = [labels["followed"] for labels, _ in own if labels["followed"]]
         row |= {name: known.count(name) / len(known) if known else math.nan for name in FOLLOWED}
         rows.append(row | {"success": _rate([item for _, item in own])})
     return rows
+
+
+def agreement(items: list[dict]) -> dict[str, float] | None:
+    """How often the rules' labels are the model's; None where no model was asked.
+
+    returns  "kind", "followed": shares, nan without any; "judged": advice that has both labels; "failed": the
+             model gave none
+    """
+    notes = [note for item in items for note in item["notes"] if "judged" in note]
+    if not notes:
+        return None
+    both = [note for note in notes if note["judged"]]
+    found = {"judged": len(both), "failed": len(notes) - len(both)}
+    for name in ("kind", "followed"):
+        same = [note[name] == note["judged"][name] for note in both if note[name]]
+        found[name] = sum(same) / len(same) if same else math.nan
+    return found
 
 
 def sweep_table(by_step: dict[int, list[dict]]) -> list[dict]:
@@ -173,12 +197,22 @@ def report(items: list[dict]) -> str:
     text = f"success {mean:.3f} ± {sem:.3f} (SEM over {len(_by_task(items))} tasks), "
     text += f"pass^{k} {pass_hat(items, k):.3f}, " if k else ""
     text += f"{sum(item['turns'] for item in items) / max(1, len(items)):.2f} turns, {broken} broken episodes"
+    parts = [text]
     if any(item["notes"] for item in items):
-        for rows in (calls_table(items), [row for row in advice_table(items) if row["advice"]]):
-            if rows:
-                cells = [[_cell(value) for value in row.values()] for row in rows]
-                text += "\n" + table(list(rows[0]), cells)
-    return text
+        parts += [as_table(calls_table(items)), as_table(advice_table(items), having="advice")]
+    if same := agreement(items):
+        parts.append(
+            f"by the judge: {same['judged']} labelled, {same['failed']} failed; the rules give the same kind "
+            f"in {same['kind']:.3f}, the same of whether it was followed in {same['followed']:.3f}"
+        )
+        parts.append(as_table(advice_table(items, judged=True), having="advice"))
+    return "\n".join(part for part in parts if part)
+
+
+def as_table(rows: list[dict], *, having: str = "") -> str:
+    """Rows of one of the tables as Markdown; only those whose number `having` is not 0."""
+    rows = [row for row in rows if not having or row[having]]
+    return table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]) if rows else ""
 
 
 def _cell(value) -> str:

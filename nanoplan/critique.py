@@ -146,12 +146,17 @@ def transcript(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
     for message in messages:
         acted = acted or message.role == "assistant"
         name = "User" if message.role == "user" and acted else names[message.role]
-        calls = [f"{c.name} {json.dumps(c.arguments, ensure_ascii=False)}" for c in message.calls]
-        text = " ".join(part for part in (message.content.strip(), *calls) if part)
+        text = text_of(message)
         if len(text) > MAX_RESULT_CHARS:
             text = text[:MAX_RESULT_CHARS] + " [..]"
         lines.append(f"{name}: {text}")
     return "\n".join(lines)
+
+
+def text_of(message: Message) -> str:
+    """A message as one text: what it says, then its calls, each as name and JSON."""
+    calls = [f"{c.name} {json.dumps(c.arguments, ensure_ascii=False)}" for c in message.calls]
+    return " ".join(part for part in (message.content.strip(), *calls) if part)
 
 
 def critic_messages(

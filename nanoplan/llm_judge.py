@@ -90,9 +90,13 @@ def prompt(rubric: str, request: str, texts: list[str]) -> list[dict]:
     data: dict = {"Request": clip(request, MAX_TEXT_CHARS)} if request else {}
     for label, text in zip(labels, texts, strict=True):
         data[label] = clip(text, MAX_TEXT_CHARS).split("\n")
+    return [{"role": "system", "content": system}, {"role": "user", "content": as_data(data)}]
+
+
+def as_data(data: dict) -> str:
+    """JSON for a judge to read: no "<", so that no template's control token can stand in it; valid UTF-8."""
     content = json.dumps(data, ensure_ascii=False, indent=1).replace("<", "\\u003c")
-    content = content.encode("utf-8", "replace").decode("utf-8")
-    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    return content.encode("utf-8", "replace").decode("utf-8")
 
 
 def score_names(num_plans: int) -> list[str]:

@@ -14,6 +14,7 @@ from nanoplan.llm import Endpoint, EndpointError, to_openai
 from nanoplan.rollout import MAX_ERROR_CHARS, Budget, Episode
 from nanoplan.trajectory import Trajectory
 
+MAX_SEED = 2**31  # servers differ in how long a seed they take
 OVERFLOW = ("context length", "context_length", "maximum context", "context window", "too many tokens")
 
 
@@ -88,7 +89,8 @@ class RemoteRollout:
         try:
             reply = self.endpoint.chat(
                 to_openai(episode.history), tools=[tool.schema() for tool in env.tools] or None,
-                temperature=self.temperature, max_tokens=self.budget.turn_tokens, seed=episode.seed,
+                temperature=self.temperature, max_tokens=self.budget.turn_tokens,
+                seed=episode.seed % MAX_SEED,
             )  # fmt: skip
         except EndpointError as error:
             full = any(words in str(error).lower() for words in OVERFLOW)
@@ -120,7 +122,10 @@ def write_remotely(
     def write(review: Review, seed: int) -> Critique:
         try:
             reply = endpoint.chat(
-                to_openai(review.reset()), temperature=temperature, max_tokens=max_tokens, seed=seed
+                to_openai(review.reset()),
+                temperature=temperature,
+                max_tokens=max_tokens,
+                seed=seed % MAX_SEED,
             )
         except EndpointError as error:
             return Critique("", "", "", [f"endpoint: {error}"[:MAX_ERROR_CHARS]])

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Caddie's evaluations: 200 questions (104 / 63 / 33 of two, three and four hops), eight trials each, up to three
-# critiques. Every row measures an agent without a critic and with one, and prints success with SEM over tasks,
-# pass^8, critiques per episode (H.1) and advice by kind (H.2); items_*.jsonl hold the episodes.
+# critiques. Every row prints success with SEM over tasks, pass^8, critiques per episode (H.1) and advice by kind
+# (H.2), of table1, table2 and table6 also without a critic (items_*.jsonl hold the episodes). In table7
+# --advice_judge http://HOST/v1#MODEL labels the advice beside the rules, as the paper's judge did for H.2.
 #   MUSIQUE=DIR CRITIC=DIR recipes/critic_eval.sh table1|table2|table6|table7 [--flag value ...]
 #     table1   the trained critic and two prompted ones (--style review, checklist), self-call
 #     table2   the same critic beside other agents: AGENTS="FOLDER FOLDER"; behind a server: AGENT_URL=URL AGENTS=NAME
 #     table6   self-call, windowed, probabilistic
-#     table7   fixed steps 1 to 8
+#     table7   fixed steps 1 to 8, by eval.py
 # Estimate, not measured: 1,600 episodes without and 1,600 with a critic a row, about 2,000 sampled tokens each:
 # 0.3 GPU hours a row for a 4B agent.
 set -eu
@@ -41,7 +42,13 @@ case $table in
         done
         ;;
     table7)
-        for step in 1 2 3 4 5 6 7 8; do row "step$step" "$CRITIC" "$BASE" "step:$step" advise "$@"; done
+        for step in 1 2 3 4 5 6 7 8; do
+            "$PYTHON" eval.py --bench "${BENCH:-musique}" --data "$MUSIQUE" --split "${SPLIT:-caddie}" \
+                --out "$RUNS/table7/step$step" --model "$BASE" --critic "$CRITIC" --protocol "step:$step" \
+                --n "${N:-200}" --trials 8 --options top_k=3 --turns 19 --turn_tokens 1024 \
+                --observation_tokens 1024 --total_tokens 16384 --rows 128 "$@"
+        done
+        "$PYTHON" eval.py --sweep "$RUNS"/table7/step{1,2,3,4,5,6,7,8}
         ;;
     *) echo "table1, table2, table6 or table7, not $table" >&2 && exit 2 ;;
 esac

@@ -33,6 +33,7 @@ ROWS = [
         "critic",
         "critique",
         "advice",
+        "advice_judge",
         "remote",
         "evaluate",
         "summary",
