@@ -31,9 +31,9 @@ from nanoplan import checkpoint, config, dist, lora, training, weights
 from nanoplan.advice import items_of, mean_success, report
 from nanoplan.batch import pack, pad_micro_batches
 from nanoplan.critic import AdaptersOff, Plan, State, advised, explore, parse_protocol, write_locally
-from nanoplan.evaluate import in_order, seed_for
+from nanoplan.evaluate import in_order, read_lines, seed_for, write_lines
 from nanoplan.llm import Endpoint, EndpointError
-from nanoplan.log import before_after, to_json
+from nanoplan.log import before_after
 from nanoplan.losses import policy_loss, token_weights
 from nanoplan.model import Packed
 from nanoplan.remote import RemoteRollout
@@ -413,9 +413,10 @@ def main(cfg: Config) -> dict:
         with dist.gathered(model):
             items = measure(agent, functools.partial(write_locally, critic), held_out, protocol, cfg)
         if dist.is_main():
-            text = "".join(to_json(item) + "\n" for item in items)
-            (Path(cfg.out) / f"items_{who}.jsonl").write_text(text, encoding="utf-8")
-        run.line(f"{who}: {protocol}\n{report(items)}")
+            write_lines(Path(cfg.out) / f"items_{who}.jsonl", items)
+            first = Path(cfg.out) / "items_no_critic.jsonl"
+            alone = [item for _, item in read_lines(first)] if first.is_file() else None
+            run.line(f"{who}: {protocol}\n{report(items, alone=alone)}")
         return mean_success(items)
 
     if held_out and state["before"] is None:

@@ -189,8 +189,11 @@ def sweep_table(by_step: dict[int, list[dict]]) -> list[dict]:
     return rows
 
 
-def report(items: list[dict]) -> str:
-    """Success with its standard error, pass^k, and tables H.1 and H.2 of some episodes, as Markdown."""
+def report(items: list[dict], *, alone: list[dict] | None = None) -> str:
+    """Success with its standard error, pass^k, and tables H.1 and H.2 of some episodes, as Markdown.
+
+    alone  items of the same tasks without a critic: solve rates of the advised tasks beside each other
+    """
     mean, sem = success_sem(items)
     k = min(map(len, _by_task(items).values()), default=0)
     broken = sum(item["success"] is None for item in items)
@@ -200,6 +203,12 @@ def report(items: list[dict]) -> str:
     parts = [text]
     if any(item["notes"] for item in items):
         parts += [as_table(calls_table(items)), as_table(advice_table(items), having="advice")]
+    if alone and parts[1:]:
+        rates = feedback_rates(items, alone)
+        parts.insert(
+            1, f"{rates['episodes']} episodes of {rates['tasks']} tasks with feedback: solved "
+            f"{rates['with']:.3f}, these tasks without a critic {rates['without']:.3f}",
+        )  # fmt: skip
     if same := agreement(items):
         parts.append(
             f"by the judge: {same['judged']} labelled, {same['failed']} failed; the rules give the same kind "

@@ -589,6 +589,11 @@ def test_rates_by_hand():
     told = [item("a", True, note()), item("b", False), item("b", True, note(faults=["form: x"]))]
     alone = [item("a", False), item("b", True)]
     assert advice.feedback_rates(told, alone) == {"with": 1.0, "without": 0.0, "tasks": 1, "episodes": 1}
+    told = [item | {"turns": 1} for item in told]
+    assert "1 tasks with feedback: solved 1.000, these tasks without a critic 0.000" in advice.report(
+        told, alone=alone
+    )
+    assert "feedback" not in advice.report([item | {"turns": 1} for item in alone], alone=alone)
     assert math.isnan(advice.mean_success([]))
 
 
