@@ -11,14 +11,15 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs/laptop_critic}
 SEEDS=${SEEDS:-0 1 2}
-ROWS=${ROWS:-n1 n5 gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo_transfer grpo}
+ROWS=${ROWS:-n1 n5 n5_half gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo_transfer grpo}
 OTHER=$RUNS/agent2
 TRAINED=$RUNS/agent_grpo
 
 flags() {  # of a row
     case $1 in
         n1) echo "" ;;
-        n5) echo "--continuations 5 --steps 15" ;;
+        n5) echo "--continuations 5" ;;
+        n5_half) echo "--continuations 5 --steps 15" ;;  # about as long as n1
         gumbel) echo "--reward gumbel" ;;
         nocritic) echo "--baseline none" ;;
         self) echo "--states self --eval_protocol self:3" ;;
