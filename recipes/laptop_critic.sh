@@ -5,13 +5,15 @@
 #   recipes/laptop_critic.sh                 all of it; a row that is there already is not run again
 #   SEEDS=0 ROWS="n1 n5" recipes/laptop_critic.sh            some of it
 #   recipes/laptop_critic.sh table           only the table of what is there
-# A row is one run of train_critic.py in runs/laptop_critic/SEED/ROW. Not measured as a whole.
+# A row is one run of train_critic.py in runs/laptop_critic/SEED/ROW. All of it took 63 minutes of one core, 14 of them
+# for the two other agents (docs/results.md).
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs/laptop_critic}
 SEEDS=${SEEDS:-0 1 2}
-ROWS=${ROWS:-n1 n5 n5_half gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own grpo_transfer grpo}
+ROWS=${ROWS:-n1 n5 n5_half gumbel nocritic self review checklist selfcall step1 step2 step3 transfer own
+    grpo grpo_transfer grpo_step2 grpo_transfer_step2 grpo_selfcall}
 OTHER=$RUNS/agent2
 TRAINED=$RUNS/agent_grpo
 
@@ -28,8 +30,11 @@ flags() {  # of a row
         step*) echo "--steps 0 --model $2/n1/model --eval_protocol step:${1#step}" ;;
         transfer) echo "--steps 0 --model $2/n1/model --agent $OTHER" ;;
         own) echo "--agent $OTHER" ;;
-        grpo_transfer) echo "--steps 0 --model $2/n1/model --agent $TRAINED/model" ;;
         grpo) echo "--agent $TRAINED/model" ;;
+        grpo_transfer) echo "--steps 0 --model $2/n1/model --agent $TRAINED/model" ;;
+        grpo_step2) echo "--steps 0 --model $2/grpo/model --agent $TRAINED/model --eval_protocol step:2" ;;
+        grpo_transfer_step2) echo "--steps 0 --model $2/n1/model --agent $TRAINED/model --eval_protocol step:2" ;;
+        grpo_selfcall) echo "--steps 0 --model $2/grpo/model --agent $TRAINED/model --eval_protocol self:3" ;;
     esac
 }
 
