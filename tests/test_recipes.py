@@ -144,12 +144,12 @@ TABLES = {  # of the laptop recipes: the files of two seeds of a row, and the ro
         "| edit_dpo | 2 | 75.0 ± 5.0 | 100.0 ± 0.0 | 0.100 ± 0.000 | +25.0 | 1.0 | 78.3 |",
     ),
     "critic": (
-        "n1/summary.json",
+        "selfcall/summary.json",
         [
             {"before": {"success_no_critic": 0.05, "success_untrained": 0.1}, "after": {"success": after}}
             for after in (0.4, 0.5)
         ],
-        "| n1 | 2 | 5.0 ± 0.0 | 10.0 ± 0.0 | 45.0 ± 5.0 | +40.0 | 25.31 |",
+        "| selfcall | 2 | 5.0 ± 0.0 | 10.0 ± 0.0 | 45.0 ± 5.0 | +40.0 | 25.31 |",
     ),
 }
 
