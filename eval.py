@@ -34,20 +34,8 @@ from tqdm import tqdm
 
 from envs import BENCHMARKS, synplan, travelplanner, trips, triptailor_metrics
 from envs.base import Env
-from nanoplan import (
-    advice,
-    advice_judge,
-    agents,
-    config,
-    dist,
-    evaluate,
-    log,
-    lora,
-    options,
-    report,
-    summary,
-    weights,
-)
+from nanoplan import advice, agents, config, dist, evaluate, log, lora, options, report, summary, weights
+from nanoplan.advice_judge import label
 from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
 from nanoplan.chat import Chat
 from nanoplan.critic import SelfCall, Writer, advised, parse_protocol, write_locally
@@ -465,28 +453,9 @@ def results_of(cfg: dict, items: list[dict]) -> dict:
     about["options"] = list(about["options"])
     about["judge"] = ", ".join(cfg.get("judge", ["rubric"])) if judged else None
     found = METRICS[cfg["bench"]](items) if cfg["bench"] in METRICS else {}
-    more = {"metrics": found, "judges": statistics(items), "advice": advice_of(items)}
+    said = advice.tables(advice.of_eval(items)) if any("notes" in item for item in items) else None
+    more = {"metrics": found, "judges": statistics(items), "advice": said}
     return about | summary.summarize(items, seed=cfg["seed"]) | more
-
-
-def advice_of(items: list[dict]) -> dict | None:
-    """What a critic said in the episodes and what came of it: Caddie's tables H.1, H.2; None without one."""
-    rows = told(items)
-    if not any("notes" in item for item in items):
-        return None
-    found = {"calls": advice.calls_table(rows), "kinds": advice.advice_table(rows)}
-    if same := advice.agreement(rows):
-        found |= {"kinds_judged": advice.advice_table(rows, judged=True), "agreement": same}
-    return found
-
-
-def told(items: list[dict]) -> list[dict]:
-    """Items as nanoplan/advice.py reads them."""
-    return [
-        {"id": item["id"], "turns": item["turns"] or 0, "notes": item.get("notes", []),
-         "success": None if evaluate.env_failed(item) else item["strict"]["pass"]}
-        for item in items
-    ]  # fmt: skip
 
 
 def compare(cfg: Config) -> dict:
@@ -511,7 +480,7 @@ def compare(cfg: Config) -> dict:
         print(report.transitions(COMPARE[configs[0]["bench"]](*items, seed=cfg.seed)))
     for name, of, other in ((cfg.compare[0], *items), (cfg.compare[1], *items[::-1])):
         if any(item.get("notes") for item in of):
-            found = advice.feedback_rates(told(of), told(other))
+            found = advice.feedback_rates(advice.of_eval(of), advice.of_eval(other))
             print(f"tasks advised in {name}: solved {found['with']:.3f}, in the other {found['without']:.3f}")
     return differences
 
@@ -526,7 +495,7 @@ def sweep(cfg: Config) -> list[dict]:
             raise ValueError(
                 f"sweep={folder}: wanted runs with a --critic and each another --protocol step:K"
             )
-        by_step[int(step)], first = told(items), first or stored
+        by_step[int(step)], first = advice.of_eval(items), first or stored
         for name in ("bench", "split", "data", "n", "trials", "model", "agent", "critic"):
             if stored[name] != first[name]:
                 raise ValueError(f"sweep={folder}: {name}={stored[name]}, of the first {first[name]}")
@@ -569,7 +538,7 @@ def main(cfg: Config) -> dict | list[dict]:
         out, stored = Path(cfg.out), dataclasses.asdict(cfg)
         if dist.is_main():
             if labeller is not None:
-                for error in advice_judge.label(items, labeller)[:1]:
+                for error in label(items, labeller)[:1]:
                     print(f"some advice has no label: {error}")
             config.save(cfg, out)  # with what was in force
             evaluate.write_lines(out / "items.jsonl", items)
@@ -582,7 +551,7 @@ def main(cfg: Config) -> dict | list[dict]:
         log.write_json(out / "results.json", results)
         print(report.table(results))
         if results["advice"] is not None:
-            print(advice.report(told(items)))
+            print(advice.report(advice.of_eval(items)))
     return results
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from envs.base import Message, clip
 from nanoplan.critic import Note
 from nanoplan.critique import KIND_OF, advice_kind, text_of
+from nanoplan.evaluate import env_failed
 from nanoplan.log import table
 from nanoplan.rollout import Episode
 
@@ -47,6 +48,15 @@ def items_of(
             "malformed": episode.malformed, "notes": advice,
         })  # fmt: skip
     return items
+
+
+def of_eval(items: list[dict]) -> list[dict]:
+    """Items of eval.py as the functions below read them."""
+    return [
+        {"id": item["id"], "turns": item["turns"] or 0, "notes": item.get("notes", []),
+         "success": None if env_failed(item) else item["strict"]["pass"]}
+        for item in items
+    ]  # fmt: skip
 
 
 def turn_kind(turn: Message) -> str:
@@ -177,6 +187,14 @@ def agreement(items: list[dict]) -> dict[str, float] | None:
     for name in ("kind", "followed"):
         same = [note[name] == note["judged"][name] for note in both if note[name]]
         found[name] = sum(same) / len(same) if same else math.nan
+    return found
+
+
+def tables(items: list[dict]) -> dict:
+    """H.1 and H.2 of some episodes, by the judge's labels too where there are some."""
+    found = {"calls": calls_table(items), "kinds": advice_table(items)}
+    if same := agreement(items):
+        found |= {"kinds_judged": advice_table(items, judged=True), "agreement": same}
     return found
 
 

@@ -23,7 +23,10 @@ SYSTEM = (
 )
 SCHEMA = {
     "type": "object",
-    "properties": {"kind": {"enum": list(KINDS)}, "followed": {"enum": list(FOLLOWED)}},
+    "properties": {
+        "kind": {"type": "string", "enum": list(KINDS)},
+        "followed": {"type": "string", "enum": list(FOLLOWED)},
+    },
     "required": ["kind", "followed"],
     "additionalProperties": False,
 }
