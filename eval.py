@@ -7,7 +7,8 @@
         --agent http://127.0.0.1:8000/v1#MODEL --method refine --cache runs/replies  # an endpoint
     python eval.py --bench triptailor --outputs plans.jsonl --out runs/other        # {"id", "output"} a line
     python eval.py --bench triptailor --outputs runs/e/items.jsonl --best_of 8 --out runs/best   # --trials 8
-    python eval.py --bench musique --data DIR --model NAME --critic NAME --protocol self:3 --trials 8
+    python eval.py --bench musique --split dev --options top_k=2 --model assets/agent --turns 8 \
+        --critic runs/train_critic/model --protocol self:3 --trials 8       # a critic beside the model
     python eval.py --sweep runs/step1 runs/step2 runs/step3   # of runs with --protocol step:K: success by K
     python eval.py --recompute runs/e               # the table again, from the stored files alone
     python eval.py --compare runs/e runs/other      # paired differences over the requests that both have
@@ -32,7 +33,7 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from envs import BENCHMARKS, synplan, travelplanner, trips, triptailor_metrics
+from envs import BENCHMARKS, musique_make, synplan, travelplanner, trips, triptailor_metrics
 from envs.base import Env
 from nanoplan import advice, agents, config, dist, evaluate, log, lora, options, report, summary, weights
 from nanoplan.advice_judge import label
@@ -49,7 +50,12 @@ from nanoplan.rollout import Budget, Episode, Rollout
 from nanoplan.sampler import Sampler
 
 OPTIONS = {"triptailor": {"max_rows": 5, "hours": False}}  # other defaults than load's: train_grpo.py's
-BUILT_IN = ("triptailor", "synplan_travel", "synplan_retail")  # benchmarks that need no data
+BUILT_IN = {  # benchmarks that need no data: what gives the folder of their world, made on first use
+    "musique": musique_make.builtin,
+    "triptailor": trips.builtin,
+    "synplan_travel": lambda: None,
+    "synplan_retail": lambda: None,
+}
 METRICS = {  # a benchmark's own rates, from stored items
     "synplan_retail": synplan.metrics,
     "synplan_travel": synplan.metrics,
@@ -72,7 +78,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # what 
 class Config:
     # what is measured: one of model, agent, outputs, recompute, compare, sweep
     bench: str = ""  # name of the benchmark, as in envs.BENCHMARKS
-    data: str = ""  # the benchmark's folder; triptailor: empty = the built-in world, made on first use
+    data: str = ""  # the benchmark's folder; empty = the built-in world, where it has one
     split: str = "test"  # part of the benchmark
     n: int = 0  # requests, drawn by seed 0 as train_grpo.py draws its held-out ones; 0 = the whole split
     options: tuple[str, ...] = ()  # NAME=VALUE of the benchmark's load; see --bench NAME --help
@@ -168,9 +174,7 @@ def check(cfg: Config) -> None:
 
 def load_requests(cfg: Config, *, n: int | None) -> list[Env]:
     """Environments of the split: n drawn ones, or all in the order of the file."""
-    load, data = BENCHMARKS[cfg.bench].load, Path(cfg.data) if cfg.data else None
-    if data is None and cfg.bench == "triptailor":
-        data = trips.builtin()
+    load, data = BENCHMARKS[cfg.bench].load, Path(cfg.data) if cfg.data else BUILT_IN[cfg.bench]()
     own = OPTIONS.get(cfg.bench, {}) | options.read(load, cfg.options, bench=cfg.bench)
     envs = load(cfg.split, data, n=n, seed=0, **own)
     if not envs:

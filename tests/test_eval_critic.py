@@ -73,6 +73,13 @@ def test_a_critic_behind_an_endpoint(script, data, tmp_path):
     assert results["advice"]["kinds"][0]["kind"] == "search" and results["advice"]["kinds"][0]["advice"]
 
 
+def test_the_built_in_world_needs_no_data(script, tmp_path):
+    # Catches: a critic of the built-in world that only its own script can measure.
+    critic = {"critic": str(ROOT / "assets" / "critic"), "protocol": "none"}
+    results, items = run(script, "", tmp_path / "run", n=2, **critic)
+    assert len(items) == 2 and results["advice"]["calls"][0]["critiques"] == 0
+
+
 def label_of(body) -> str:
     """A judge that has read its data: search is followed exactly where a turn follows."""
     shown = json.loads(body["messages"][-1]["content"])
