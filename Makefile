@@ -5,6 +5,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # processes of one thread each: models this small are slower on more threads
 WORKERS ?= 2
+# which tests; empty: the learning runs of minutes too
+SELECT ?= -m "not slow"
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: train test test-slow test-kernels lint venv venv-dev tiny clean
@@ -13,7 +15,7 @@ train: venv
 	$(PY) train_grpo.py
 
 test: venv-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(SELECT)
 	$(MAKE) test-kernels
 
 # the Triton kernels, run by Triton's interpreter on a machine without a GPU
