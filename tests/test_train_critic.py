@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from test_critic import Server
 from toy import Counter
-from train_runs import alike, equal, finish, lines, spawn, trained, wait_for_lines
+from train_runs import equal, finish, lines, spawn, trained, wait_for_lines
 
 import train_critic
 from nanoplan import checkpoint, config, critic, dist, lora, weights
@@ -236,7 +236,8 @@ def test_two_ranks_equal_one(train, world, tmp_path):
             for out in (one, two)
         ]
         assert ids[0] == ids[1], kind
-        assert alike(trained(one), trained(two), atol=1e-5), kind
+        a, b = trained(one), trained(two)
+        assert max((a[name] - b[name]).abs().max().item() for name in a) < 1e-5, kind
         summaries = [json.loads((out / "summary.json").read_text()) for out in (one, two)]
         assert summaries[0]["after"] == summaries[1]["after"], kind
 

@@ -24,13 +24,6 @@ def equal(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def alike(a, b, *, atol: float) -> bool:
-    """Whether two exports differ by rounding alone: all elements within atol, but for one in a thousand.
-    Where a gradient is nothing but rounding, AdamW makes a step of up to the learning rate of it."""
-    far = sum(int(((a[name] - b[name]).abs() > atol).sum()) for name in a)
-    return a.keys() == b.keys() and 1000 * far <= sum(tensor.numel() for tensor in a.values())
-
-
 def spawn(script: Path, runs: list[dict], *, ranks: int = 1) -> subprocess.Popen:
     """The script on the given runs, one after the other, in one process or in `ranks`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
