@@ -34,7 +34,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from envs import BENCHMARKS, musique_make, synplan, travelplanner, trips, triptailor_metrics
-from envs.base import Env
+from envs.base import Env, Message
 from nanoplan import advice, agents, config, dist, evaluate, log, lora, options, report, summary, weights
 from nanoplan.advice_judge import label
 from nanoplan.best_of import Selector, best_of, by_constraints, by_oracle, by_score
@@ -69,7 +69,6 @@ LIMITS = {  # of an episode, where a flag is left at none: of a --model, as in t
     "observation_tokens": (400, 4096),
     "total_tokens": (1200, 65536),
 }
-SERVERS = ("http://", "https://")  # how the address of a model behind an endpoint begins
 JUDGES = {"triptailor": ("rubric",)}  # where --judge is left empty
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # what a flag left at none means
 
@@ -160,7 +159,7 @@ def check(cfg: Config) -> None:
             f"critic={cfg.critic} is for a --model, or for an --agent by method tools; here is {given[0]}, "
             f"method {cfg.method}"
         )
-    if cfg.critic and cfg.agent and not cfg.agent.startswith(SERVERS):
+    if cfg.critic and cfg.agent.startswith("local:"):
         raise ValueError(f"agent={cfg.agent}: beside a --critic, give a model of this process as --model")
     for name in ("critic_adapter", "advice_judge"):
         if getattr(cfg, name) and not cfg.critic:
@@ -313,7 +312,7 @@ def play_advised(
 
 def writer_of(cfg: Config) -> Writer:
     """The critic as critic.advised calls it."""
-    if cfg.critic.startswith(SERVERS):
+    if cfg.critic.startswith(("http://", "https://")):
         endpoint = open_model(cfg.critic, cache=cfg.cache or None)
         endpoint.probe()
         return functools.partial(write_remotely, endpoint, max_tokens=cfg.critic_tokens)
@@ -362,12 +361,7 @@ def run_agent(cfg: Config) -> tuple[Config, list[dict], list[dict]]:
             workers=getattr(endpoint, "concurrency", 1),
         )  # fmt: skip
     items = [item | run.counts() for item, run in zip(score(runs, judges, cfg), runs, strict=True)]
-    records = []
-    for run in runs:
-        talks = [[dataclasses.asdict(message) for message in talk] for talk in run.talks]
-        record = {"id": run.env.task.id, "trial": run.trial, "stop": run.trajectory.stop}
-        records.append(record | {"talks": talks})
-    return cfg, items, records
+    return cfg, items, [record_of(run, run.trial, run.talks) for run in runs]
 
 
 def run_agent_advised(
@@ -379,18 +373,20 @@ def run_agent_advised(
     episodes, said = play_advised(cfg, rollout, envs)
     items = score(episodes, judges, cfg)
     add_notes(items, said)
-    records = []
     for item, episode in zip(items, episodes, strict=True):
         item |= {"trial": episode.member, "tokens_sampled": None, "tokens_observed": None}
-        talk = [dataclasses.asdict(message) for message in episode.history]
-        record = {"id": episode.env.task.id, "trial": episode.member, "stop": episode.trajectory.stop}
-        records.append(record | {"talks": [talk]})
     usage = endpoint.usage
     print(
         f"the agent: {usage['calls']:.0f} queries, {usage['prompt_tokens']:.0f} tokens read, "
         f"{usage['completion_tokens']:.0f} written, {usage['usd']:.2f} US dollars"
     )
-    return items, records
+    return items, [record_of(episode, episode.member, [episode.history]) for episode in episodes]
+
+
+def record_of(run: agents.Run | Episode, trial: int, talks: list[list[Message]]) -> dict:
+    """A line of trajectories.jsonl for an agent that has only messages."""
+    record = {"id": run.env.task.id, "trial": trial, "stop": run.trajectory.stop}
+    return record | {"talks": [[dataclasses.asdict(message) for message in talk] for talk in talks]}
 
 
 def score(episodes: list, judges: list[Judge], cfg: Config) -> list[dict]:

@@ -33,8 +33,10 @@ def data(tmp_path_factory):
 
 def run(script, data, out, **more) -> tuple[dict, list[dict]]:
     flags = {"bench": "musique", "data": str(data), "split": "dev", "options": ("top_k=2",), **LIMITS, **more}
+    if "agent" not in more:
+        flags["model"] = str(ROOT / "assets" / "agent")
     try:
-        results = script.main(script.Config(model=str(ROOT / "assets" / "agent"), out=str(out), **flags))
+        results = script.main(script.Config(out=str(out), **flags))
     finally:
         dist.close()
     return results, [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
@@ -81,7 +83,7 @@ def test_the_built_in_world_needs_no_data(script, tmp_path):
 
 
 def label_of(body) -> str:
-    """A judge that has read its data: search is followed exactly where a turn follows."""
+    """A judge that reads its data: every advice is to verify, and followed exactly where a turn follows."""
     shown = json.loads(body["messages"][-1]["content"])
     assert set(shown) == {"Advice", "Next turn"} and "<" not in body["messages"][-1]["content"]
     return json.dumps({"kind": "verify", "followed": "exactly" if shown["Next turn"] else "not"})
@@ -128,18 +130,9 @@ def test_the_critic_beside_an_agent_elsewhere(script, data, tmp_path, capsys):
     search = say("", tool_calls=[call("search", '{"query": "river"}')])
     down = [Fault(400), search]
     with LLMServer(agent, script=down) as server:
-        flags = {
-            "bench": "musique",
-            "data": str(data),
-            "split": "dev",
-            "n": 4,
-            "turns": 8,
-            "critic_tokens": 64,
-        }
-        flags |= {"critic": str(ROOT / "assets" / "critic"), "critic_total": 1200, "protocol": "step:2"}
+        critic = {"critic": str(ROOT / "assets" / "critic"), "protocol": "step:2"}
         agent_url = f"{server.url}#m?concurrency=1"
-        results = script.main(script.Config(agent=agent_url, out=str(tmp_path / "run"), **flags))
-    items = [json.loads(line) for line in (tmp_path / "run" / "items.jsonl").read_text().splitlines()]
+        results, items = run(script, data, tmp_path / "run", n=4, agent=agent_url, **critic)
     assert [bool(item["notes"]) for item in items] == [False, True, True, True]
     assert items[0]["stop"].startswith("error: agent") and results["counts"]["env_errors"] == 1
     advised = [item for item in items if any(not note["faults"] for note in item["notes"])]
